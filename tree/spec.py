@@ -1,0 +1,95 @@
+"""Trees by name and in files: ``chain:4``, ``best:8``, or a JSON file of rank paths.
+
+A tree file is ``{"paths": [[0], [0, 0], [1]]}``, the root left out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from .topology import Tree, TreeError
+
+# Chance that the rank-r candidate of head d is right when its parent was: the shape of the top-1 to top-5 accuracies
+# printed for Medusa heads (Cai et al. 2024, arXiv 2401.10774, section 2.3.3), used only to order nodes by default.
+RANK_SHARE = (0.56, 0.13, 0.07, 0.045, 0.03)
+DEPTH_SHARE = (1.0, 0.75, 0.65, 0.6)
+
+
+def best_tree(acceptance: Sequence[Sequence[float]], size: int) -> Tree:
+    """The tree of ``size`` nodes (root included) with the largest expected acceptance under independent heads.
+
+    ``acceptance[d][r]`` is the chance that candidate r of head d is the right token. Nodes are added best first by the
+    product along their path (Cai et al. 2024, section 2.3.3). Gives fewer nodes if the table runs out.
+
+    >>> best_tree([[0.6, 0.2], [0.5, 0.1]], 4).paths
+    ((), (0,), (0, 0), (1,))
+    """
+    paths: list[tuple[int, ...]] = []
+    heap = [(-acceptance[0][0], (0,))] if len(acceptance) and len(acceptance[0]) else []
+    while heap and len(paths) < size - 1:
+        _, path = heapq.heappop(heap)
+        paths.append(path)
+        depth, rank = len(path), path[-1]
+        if depth < len(acceptance):
+            heapq.heappush(heap, (-_product(acceptance, (*path, 0)), (*path, 0)))
+        if rank + 1 < len(acceptance[depth - 1]):
+            sibling = (*path[:-1], rank + 1)
+            heapq.heappush(heap, (-_product(acceptance, sibling), sibling))
+    return Tree.from_paths(paths)
+
+
+def default_tree(heads: int, size: int = 8) -> Tree:
+    """A tree of ``size`` nodes no deeper than ``heads``, for heads whose acceptance was not measured yet."""
+    table = [
+        [share * DEPTH_SHARE[min(d, len(DEPTH_SHARE) - 1)] for share in RANK_SHARE]
+        for d in range(heads)
+    ]
+    return best_tree(table, size)
+
+
+def parse_tree(spec: str, heads: int) -> Tree:
+    """The tree that ``--tree`` names: ``chain:4`` (4 drafted nodes), ``best:8`` (8 nodes, root included) or a JSON file.
+
+    Raises TreeError with the accepted forms if the name is not one of them.
+    """
+    kind, _, number = spec.partition(":")
+    if kind in ("chain", "best") and number.isdigit() and (kind == "chain" or int(number) >= 1):
+        return Tree.chain(int(number)) if kind == "chain" else default_tree(heads, int(number))
+    if not Path(spec).is_file():
+        raise TreeError(f"no tree called {spec!r}: expected chain:LENGTH, best:NODES or a JSON file of rank paths")
+    return load_tree(spec)
+
+
+def load_tree(path: str | Path) -> Tree:
+    """Reads ``{"paths": [...]}``. Raises TreeError naming the file."""
+    try:
+        content = json.loads(Path(path).read_text())
+    except json.JSONDecodeError as error:
+        raise TreeError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict) or set(content) != {"paths"} or not isinstance(content["paths"], list):
+        raise TreeError(f'{path} is not a tree file: expected {{"paths": [[0], [0, 0], ...]}}')
+    if not all(isinstance(p, list) for p in content["paths"]):
+        raise TreeError(f"{path}: every path must be a list of ranks")
+    try:
+        return Tree.from_paths(content["paths"])
+    except TreeError as error:
+        raise TreeError(f"{path}: {error}") from error
+
+
+def save_tree(tree: Tree, path: str | Path) -> None:
+    """Writes the rank paths, atomically."""
+    target = Path(path)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    draft.write_text(json.dumps({"paths": [list(p) for p in tree.paths[1:]]}) + "\n")
+    draft.replace(target)
+
+
+def _product(acceptance: Sequence[Sequence[float]], path: Sequence[int]) -> float:
+    product = 1.0
+    for depth, rank in enumerate(path):
+        product *= acceptance[depth][rank]
+    return product
