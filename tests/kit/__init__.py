@@ -1,0 +1,19 @@
+"""The tiny-model kit: random and closed-form targets, word-level tokenizers and chat templates. No files, no downloads.
+
+``pythonpath = ["tests"]`` in pyproject puts this folder's parent on the path: ``from kit import target, tokenizer``.
+"""
+
+from .targets import TARGETS, markov_rand, markov_ring, target, zoo
+from .words import TEMPLATES, VOCAB, WORD_ID, tokenizer
+
+__all__ = [
+    "TARGETS",
+    "TEMPLATES",
+    "VOCAB",
+    "WORD_ID",
+    "markov_rand",
+    "markov_ring",
+    "target",
+    "tokenizer",
+    "zoo",
+]
