@@ -1,0 +1,199 @@
+"""Heads on disk: a folder with ``config.json`` and ``heads.safetensors``, written atomically and read strictly.
+
+config.json holds the kind, its configuration and the facts of the target. The draft vocabulary, where there is one, is
+the tensor ``draft_ids``: ascending absolute target ids. Pickles are refused: loading one runs its code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from .base import HeadError, Output, TargetFacts
+from .medusa import Medusa, MedusaConfig
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "heads.safetensors"
+DRAFT_IDS = "draft_ids"
+FORMAT = 1
+
+HEADS: dict[str, tuple[type, type]] = {"medusa": (MedusaConfig, Medusa)}
+
+
+class HeadWarning(UserWarning):
+    """Heads that fit in size but were trained for other weights: drafts may be poor, the text is still the target's."""
+
+
+def build_head(config: MedusaConfig, target_output: Output, draft_ids: Tensor | None = None) -> Medusa:
+    """Fresh heads for a target with this output layer. Raises HeadError if the draft vocabulary cannot be."""
+    vocab, hidden = target_output.weight.shape
+    faults = []
+    if (vocab, hidden) != (config.vocab_size, config.hidden_size):
+        faults.append(
+            f"the target's output layer is {vocab} x {hidden} (vocabulary x hidden size), "
+            f"the configuration says {config.vocab_size} x {config.hidden_size}"
+        )
+    faults += _draft_id_faults(draft_ids, config.draft_vocab_size, config.vocab_size)
+    if faults:
+        raise HeadError("the heads cannot be built: " + "; ".join(faults))
+    return HEADS[config.kind][1](config, target_output, draft_ids)
+
+
+def save_head(head: Medusa, folder: str | Path, facts: TargetFacts) -> None:
+    """Writes the heads into ``folder`` (made if need be), each file atomically."""
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
+    bad = sorted(name for name, value in tensors.items() if not torch.isfinite(value).all())
+    if bad:
+        raise HeadError(f"the heads are not saved: non-finite values in {', '.join(bad)}")
+    if head.draft_ids is not None:
+        tensors[DRAFT_IDS] = head.draft_ids.cpu()
+    content = {"format": FORMAT, "kind": head.config.kind, "head": asdict(head.config), "target": asdict(facts)}
+    weights = path / f".{WEIGHTS_FILE}.{os.getpid()}"
+    save_file(tensors, weights)
+    weights.replace(path / WEIGHTS_FILE)
+    config = path / f".{CONFIG_FILE}.{os.getpid()}"
+    config.write_text(json.dumps(content, indent=2) + "\n")
+    config.replace(path / CONFIG_FILE)
+
+
+def load_head(folder: str | Path, facts: TargetFacts, target_output: Output) -> Medusa:
+    """Reads heads for the target that ``facts`` and ``target_output`` describe, in fp32.
+
+    Raises HeadError, listing everything wrong: files missing or broken, another target's sizes, tensors missing,
+    unexpected or of another shape. Warns (HeadWarning) if the sizes fit and the recorded weights are not the target's.
+    """
+    path = Path(folder)
+    content = _read_config(path)
+    config = _parse(HEADS[content["kind"]][0], content["head"], path)
+    trained_for = _parse(TargetFacts, content["target"], path)
+    _compare_targets(trained_for, facts, path)
+    tensors = _read_tensors(path)
+    draft_ids = tensors.pop(DRAFT_IDS, None)
+    device = target_output.weight.device
+    if draft_ids is not None:
+        draft_ids = draft_ids.to(device)
+    faults = _draft_id_faults(draft_ids, config.draft_vocab_size, config.vocab_size)
+    if faults:
+        raise HeadError(f"{path / WEIGHTS_FILE}: " + "; ".join(faults))
+    head = build_head(config, target_output, draft_ids).to(device)
+    _load_strictly(head, tensors, path / WEIGHTS_FILE)
+    return head
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_dir():
+        raise HeadError(f"no heads at {path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    pickles = sorted(p.name for p in path.iterdir() if p.suffix in (".pt", ".pth", ".bin", ".pkl"))
+    missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (path / name).is_file()]
+    if missing:
+        advice = f"; {', '.join(pickles)} is a pickle and is not read, since that runs its code" if pickles else ""
+        raise HeadError(f"{path} is not a heads folder: {' and '.join(missing)} missing{advice}")
+    try:
+        content = json.loads((path / CONFIG_FILE).read_text())
+    except json.JSONDecodeError as error:
+        raise HeadError(f"{path / CONFIG_FILE} is not JSON: {error}") from error
+    expected = {"format", "kind", "head", "target"}
+    if not isinstance(content, dict) or set(content) != expected:
+        found = sorted(content) if isinstance(content, dict) else type(content).__name__
+        raise HeadError(f"{path / CONFIG_FILE}: expected the keys {sorted(expected)}, got {found}")
+    if content["format"] != FORMAT or content["kind"] not in HEADS:
+        raise HeadError(
+            f"{path / CONFIG_FILE}: format {content['format']!r} and kind {content['kind']!r}; "
+            f"this version reads format {FORMAT} and kinds {sorted(HEADS)}"
+        )
+    return content
+
+
+def _parse(kind: type, content: Any, path: Path) -> Any:
+    known = {f.name for f in fields(kind)}
+    unknown = sorted(set(content) - known) if isinstance(content, dict) else [repr(content)]
+    if unknown:
+        raise HeadError(f"{path / CONFIG_FILE}: unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    try:
+        return kind(**content)
+    except TypeError as error:
+        raise HeadError(f"{path / CONFIG_FILE}: {error}") from error
+
+
+def _compare_targets(trained_for: TargetFacts, facts: TargetFacts, path: Path) -> None:
+    faults = [
+        f"{label} {getattr(trained_for, name)}, the target has {getattr(facts, name)}"
+        for name, label in (("hidden_size", "hidden size"), ("vocab_size", "vocabulary"), ("num_layers", "layers"))
+        if getattr(trained_for, name) != getattr(facts, name)
+    ]
+    if faults:
+        raise HeadError(
+            f"{path} was trained for another target ({trained_for.name or 'unnamed'}): {'; '.join(faults)}. "
+            "Use the target it was trained for, or train heads for this one"
+        )
+    differing = [
+        label
+        for name, label in (
+            ("output_hash", "output embedding"),
+            ("tokenizer_hash", "tokenizer"),
+            ("chat_template_hash", "chat template"),
+        )
+        if getattr(trained_for, name) and getattr(facts, name) and getattr(trained_for, name) != getattr(facts, name)
+    ]
+    if differing:
+        warnings.warn(
+            f"{path} was trained for {trained_for.name or 'another target'}; this target ({facts.name or 'unnamed'}) has the "
+            f"same sizes but another {' and '.join(differing)}. The text stays the target's own, fewer drafts will be accepted",
+            HeadWarning,
+            stacklevel=3,
+        )
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path / WEIGHTS_FILE)
+    except (SafetensorError, OSError) as error:
+        raise HeadError(f"{path / WEIGHTS_FILE} cannot be read (half written?): {error}") from error
+
+
+def _draft_id_faults(draft_ids: Tensor | None, draft_vocab_size: int | None, vocab_size: int) -> list[str]:
+    if draft_ids is None:
+        return [] if draft_vocab_size in (None, vocab_size) else [f"draft vocabulary of {draft_vocab_size}, but no {DRAFT_IDS}"]
+    if draft_vocab_size is None:
+        return [f"{DRAFT_IDS} present, but the configuration names no draft vocabulary"]
+    faults = []
+    if draft_ids.dtype != torch.int64 or draft_ids.dim() != 1:
+        faults.append(f"{DRAFT_IDS} must be a list of int64, got {draft_ids.dtype} of shape {tuple(draft_ids.shape)}")
+        return faults
+    if len(draft_ids) != draft_vocab_size:
+        faults.append(f"{DRAFT_IDS} has {len(draft_ids)} ids, the configuration says {draft_vocab_size}")
+    if len(draft_ids) and (draft_ids[0] < 0 or draft_ids[-1] >= vocab_size):
+        faults.append(f"{DRAFT_IDS} must lie in 0..{vocab_size - 1}")
+    if (draft_ids.diff() <= 0).any():
+        faults.append(f"{DRAFT_IDS} must ascend without repeats")
+    return faults
+
+
+def _load_strictly(head: Medusa, tensors: dict[str, Tensor], file: Path) -> None:
+    expected = {name: tuple(value.shape) for name, value in head.state_dict().items()}
+    faults = [f"{name} missing" for name in sorted(set(expected) - set(tensors))]
+    faults += [f"{name} unexpected" for name in sorted(set(tensors) - set(expected))]
+    faults += [
+        f"{name} has shape {tuple(tensors[name].shape)}, expected {shape}"
+        for name, shape in sorted(expected.items())
+        if name in tensors and tuple(tensors[name].shape) != shape
+    ]
+    faults += [
+        f"{name} has non-finite values"
+        for name, value in sorted(tensors.items())
+        if value.is_floating_point() and not torch.isfinite(value).all()
+    ]
+    if faults:
+        raise HeadError(f"{file} does not hold these heads: " + "; ".join(faults))
+    head.load_state_dict({name: value.float() for name, value in tensors.items()})
