@@ -87,18 +87,20 @@ coupled drafts they are log q + G at the request's temperature and penalties.
 class Output:
     """An output layer over the draft vocabulary.
 
-    weight: [W, H] or one for each head [K, W, H]
+    weight: [W, H], the one layer of all heads
     bias: [W] or None
     ids: [W] ascending target ids of the draft vocabulary, or None when W = V
+    own: one [W, H] for each head instead, where heads have output layers of their own
     """
 
     weight: Tensor
     bias: Tensor | None = None
     ids: Tensor | None = None
+    own: tuple[Tensor, ...] = ()
 
     def of_head(self, k: int) -> tuple[Tensor, Tensor | None]:
-        """Weight [W, H] and bias of head k."""
-        return (self.weight if self.weight.dim() == 2 else self.weight[k]), self.bias
+        """Weight [W, H] and bias [W] of head k."""
+        return (self.own[k] if self.own else self.weight), self.bias
 
 
 class Head(Protocol):

@@ -134,7 +134,7 @@ class Medusa(nn.Module):
         rows, bias = self._shared
         if self.own_output is None:
             return Output(rows, bias, self._ids)
-        return Output(torch.stack(list(self.own_output)), bias, self._ids)
+        return Output(rows, bias, self._ids, tuple(self.own_output))
 
     def for_decoding(self, dtype: torch.dtype) -> Medusa:
         """A copy for drafting in ``dtype``, its layers packed where the CPU gains by it. Not to be trained or saved."""

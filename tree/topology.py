@@ -29,6 +29,7 @@ class Draft:
     valid: [B, N] bool, False for padding
     depth: [B, N] int64, 0 for the root
     ancestors: [B, N, N] bool, ``ancestors[b, i, j]``: node j lies on the path from the root to node i, i included
+    levels: at least 1 + the largest depth, known without asking the device: the width of an accepted path, A
     """
 
     tokens: Tensor
@@ -36,6 +37,7 @@ class Draft:
     valid: Tensor
     depth: Tensor
     ancestors: Tensor
+    levels: int
 
     @property
     def size(self) -> int:
@@ -43,10 +45,10 @@ class Draft:
         return self.tokens.shape[1]
 
 
-def make_draft(tokens: Tensor, parents: Tensor, valid: Tensor) -> Draft:
+def make_draft(tokens: Tensor, parents: Tensor, valid: Tensor, levels: int) -> Draft:
     """A draft whose rows may have trees of their own; depths and ancestors follow from the parents, all [B, N]."""
     ancestors = ancestor_mask(parents)
-    return Draft(tokens, parents, valid, ancestors.sum(-1) - 1, ancestors)
+    return Draft(tokens, parents, valid, ancestors.sum(-1) - 1, ancestors, levels)
 
 
 def root_draft(root: Tensor) -> Draft:
@@ -188,6 +190,7 @@ class Tree:
             torch.ones_like(tokens, dtype=torch.bool),
             depth.expand(batch, -1),
             ancestors.expand(batch, -1, -1),
+            self.depth + 1,
         )
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:

