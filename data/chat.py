@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 REWRITES = "the chat template rewrites history: supervise the last turn only (turns: last)"
+OVERLAPS = "the chat template's generation marks reach into the prompt"
 STRADDLES = "a token straddles the border between an answer and the text around it"
 CHANGES = "the chat template changes the text of the answer"
 LOSES = "decoding the supervised tokens does not give the answer's text back"
@@ -125,14 +126,11 @@ def _marked_spans(
     cut: bool,
 ) -> list[_Span]:
     """Spans that the template marks with {% generation %}, from the first supervised turn on."""
-    prompt = render(tokenizer, messages[: answers[0]], prompt=True)
-    if not text.startswith(prompt):
-        raise Unusable(REWRITES)
-    first = _first_token(tokenizer, prompt, tokens)
     marks = _marked_tokens(tokenizer, messages, tokens)
-    runs = [(a, b) for a, b in _runs(marks) if b > first]
-    if any(a < first for a, _ in runs):
-        raise Unusable(STRADDLES)
+    firsts = _answer_starts(tokenizer, messages, answers, text, tokens)
+    if any(all(marks[first - 1 : first + 1]) for first in firsts):
+        raise Unusable(OVERLAPS)
+    runs = [(a, b) for a, b in _runs(marks) if a >= firsts[0]]
     spans = [_Span(a, tokens.offsets[a][0], tokens.offsets[b - 1][1]) for a, b in runs]
     if not spans:
         return []
@@ -142,6 +140,16 @@ def _marked_spans(
     if _squash(content) not in _squash("".join(text[s.start : s.end] for s in trimmed)):
         raise Unusable(CHANGES)
     return trimmed
+
+
+def _answer_starts(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], answers: Sequence[int], text: str, tokens: Tokens
+) -> list[int]:
+    """The token at which each answer starts; later answers whose history the template rewrites are left out."""
+    prompts = [render(tokenizer, messages[:i], prompt=True) for i in answers]
+    if not text.startswith(prompts[0]):
+        raise Unusable(REWRITES)
+    return [_first_token(tokenizer, prompt, tokens) for prompt in prompts if text.startswith(prompt)]
 
 
 def _marked_tokens(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tokens: Tokens) -> list[int]:

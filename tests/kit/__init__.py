@@ -3,6 +3,8 @@
 ``pythonpath = ["tests"]`` in pyproject puts this folder's parent on the path: ``from kit import target, tokenizer``.
 """
 
+from .compare import compare
+from .heads import medusa_config, random_heads, ring_heads
 from .targets import TARGETS, markov_rand, markov_ring, target, zoo
 from .words import TEMPLATES, VOCAB, WORD_ID, tokenizer
 
@@ -11,8 +13,12 @@ __all__ = [
     "TEMPLATES",
     "VOCAB",
     "WORD_ID",
+    "compare",
     "markov_rand",
     "markov_ring",
+    "medusa_config",
+    "random_heads",
+    "ring_heads",
     "target",
     "tokenizer",
     "zoo",

@@ -1,0 +1,43 @@
+"""Draft heads for the tiny targets: random ones, which are always wrong somewhere, and ones that are exactly right."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from treedraft.heads import Medusa, MedusaConfig, build_head
+from treedraft.infer import Target
+
+from .targets import ring_law
+
+
+def medusa_config(target: Target, num_heads: int = 3, **changes: object) -> MedusaConfig:
+    """A configuration that fits ``target``."""
+    facts = target.facts
+    sizes = {"hidden_size": facts.hidden_size, "vocab_size": facts.vocab_size, "num_target_layers": facts.num_layers}
+    return MedusaConfig(num_heads=num_heads, **sizes, **changes)  # type: ignore[arg-type]
+
+
+def random_heads(target: Target, num_heads: int = 3, seed: int = 0, draft_ids: Tensor | None = None) -> Medusa:
+    """Heads with random weights."""
+    size = None if draft_ids is None else len(draft_ids)
+    head = build_head(medusa_config(target, num_heads, draft_vocab_size=size), target.output_layer(), draft_ids)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return head
+
+
+def ring_heads(target: Target, num_heads: int = 3) -> Medusa:
+    """Heads that are right at every depth on ``markov_ring``: head k's output layer is the law k + 2 tokens on."""
+    head = build_head(medusa_config(target, num_heads, output="own"), target.output_layer())
+    next_token = ring_law().argmax(-1)
+    weight = target.output_layer().weight  # [V, H], column i the logits after token i
+    assert head.own_output is not None
+    with torch.no_grad():
+        for k, own in enumerate(head.own_output):
+            source = torch.arange(len(next_token))
+            for _ in range(k + 1):
+                source = next_token[source]
+            own.copy_(weight[:, source])
+    return head
