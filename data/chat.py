@@ -26,7 +26,7 @@ from .rendering import Tokens, check_tokenizer, end_tokens, render, tokenise, tu
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-REWRITES = "the chat template rewrites history: supervise the last turn only (turns: last)"
+REWRITES = "the chat template rewrites history: supervise only the last answer of a conversation"
 OVERLAPS = "the chat template's generation marks reach into the prompt"
 STRADDLES = "a token straddles the border between an answer and the text around it"
 CHANGES = "the chat template changes the text of the answer"
