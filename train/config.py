@@ -33,8 +33,8 @@ class TargetConfig:
     """The frozen model that the heads are trained for."""
 
     spec: str = Field(description="hub id, local folder, or smollm2-135m")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto", description="dtype of the target; auto is what it was saved in"
+    dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        default="auto", description="dtype of the target; auto is bf16 where the machine multiplies it, else fp32"
     )
     attention: Literal["sdpa", "eager"] = Field(default="sdpa", description="attention implementation of the target")
 

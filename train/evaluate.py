@@ -1,0 +1,110 @@
+"""The measured acceptance: heads and tree decode prompts, and what was accepted is counted.
+
+tau: the mean accepted length, tokens kept from decode rounds / decode rounds, summed over prompts, bonus token counted,
+the prefill and its own token not (plain decoding = 1.00).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..heads import Head
+from ..infer import Run, Sampling, Stats, Target, complete, machine, versions
+from ..tree import Tree
+
+UNNAMED = "all"
+"""The category of prompts that name none."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Counts of a decode run over prompts, by category; they add up. ``settings`` is what it was run with."""
+
+    by_category: Mapping[str, Stats]
+    settings: Mapping[str, Any]
+    phase_seconds: Counter[str]
+    """Of all categories together: prompts of several are decoded side by side."""
+
+    @property
+    def total(self) -> Stats:
+        total = Stats(phase_seconds=Counter(self.phase_seconds))
+        for stats in self.by_category.values():
+            total.add(stats)
+        return total
+
+    @property
+    def tau(self) -> float:
+        """NaN if there was no decode round."""
+        return self.total.tau
+
+    def __add__(self, other: Evaluation) -> Evaluation:
+        """The counts of two parts of one run."""
+        names = sorted({*self.by_category, *other.by_category})
+        merged = {n: self.by_category.get(n, Stats()) + other.by_category.get(n, Stats()) for n in names}
+        return Evaluation(merged, self.settings, self.phase_seconds + other.phase_seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: ratios and their counts, settings, machine and versions. A ratio without rounds is null."""
+        return {
+            **self.total.to_dict(),
+            "tau_by_category": {name: stats.to_dict()["tau"] for name, stats in sorted(self.by_category.items())},
+            "settings": dict(self.settings),
+            "machine": machine(),
+            "versions": versions(),
+        }
+
+
+def evaluate(
+    target: Target,
+    head: Head | None,
+    tree: Tree | None,
+    prompts: Sequence[Sequence[int]],
+    categories: Sequence[str | None],
+    sampling: Sampling,
+    *,
+    max_new_tokens: int = 128,
+    batch_size: int = 8,
+    seed: int = 0,
+    row_seeds: Sequence[int] | None = None,
+    coupled: bool = True,
+) -> Evaluation:
+    """Decodes ``prompts`` (token ids) with the real tree decode and counts. No prompts give no counts.
+
+    ``head`` is one made for decoding in the target's dtype; None is plain decoding. ``row_seeds`` names the seed of
+    each prompt, for a share of the prompts of a run. Raises GenerationError or TreeError before any work.
+    """
+    shape = (
+        None if tree is None else {"nodes": tree.size, "depth": tree.depth, "paths": [list(p) for p in tree.paths[1:]]}
+    )
+    settings = {
+        "target": target.facts.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "head": None if head is None else asdict(head.config),
+        "tree": shape,
+        "sampling": asdict(sampling),
+        "max_new_tokens": max_new_tokens,
+        "batch_size": batch_size,
+        "seed": seed,
+        "coupled": coupled,
+    }
+    run = Run()
+    completions = complete(
+        target,
+        prompts,
+        head=head,
+        tree=tree,
+        sampling=sampling,
+        seed=seed,
+        row_seeds=row_seeds,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        coupled=coupled,
+        run=run,
+    )
+    by_category: dict[str, Stats] = {}
+    for category, done in zip(categories, completions, strict=True):
+        by_category.setdefault(category or UNNAMED, Stats()).add(done.stats)
+    return Evaluation(by_category, settings, run.stats.phase_seconds)
