@@ -1,0 +1,180 @@
+"""``treedraft bench``: Hugging Face ``generate``, treedraft without heads, and with the tree, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import BadParameter, Option
+
+from .bench_table import show
+from .options import (
+    DEFAULT_TARGET,
+    DEFAULT_TREE,
+    NO_HEADS,
+    DType,
+    Heads,
+    Json,
+    Limit,
+    MaxNewTokens,
+    MinP,
+    Prompts,
+    RepetitionPenalty,
+    Seed,
+    Target,
+    Temperature,
+    TopK,
+    TopP,
+    TreeName,
+    Turns,
+)
+from .parts import Parts, in_turns, open_parts, prompt_ids, read_some_prompts
+from .report import write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..infer import Sampling
+    from .speed import Decode, Timing
+
+EXAMPLE = "Example: treedraft bench --heads runs/demo/train/best/heads --prompts runs/demo/bench.jsonl --repeats 5"
+
+
+class Mode(StrEnum):
+    """What is timed."""
+
+    HF_GENERATE = "hf_generate"
+    PLAIN = "plain"
+    TREE = "tree"
+
+
+MODES = list(Mode)
+
+
+def command(
+    prompts: Prompts,
+    heads: Heads,
+    target: Target = DEFAULT_TARGET,
+    tree: TreeName = DEFAULT_TREE,
+    max_new_tokens: MaxNewTokens = 64,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = 0,
+    dtype: DType = "auto",
+    turns: Turns = "first",
+    limit: Limit = None,
+    repeats: Annotated[int, Option(min=1, help="Times that every prompt is decoded in every mode.")] = 3,
+    modes: Annotated[list[Mode], Option(help="Modes to measure; repeat the option to name several.")] = MODES,
+    json: Json = None,
+) -> None:
+    """Measure what drafting gains. The modes take turns prompt by prompt, one prompt at a time, with the same settings
+    and number format; a warm-up is left out. Prints tokens per second with and without the prefill, mean accepted
+    length, where the time goes, and whether all modes wrote the same text."""
+    from ..infer import Sampling
+
+    if heads == NO_HEADS and Mode.TREE in modes:
+        raise BadParameter("the tree needs heads: name them with --heads, or leave it out with --modes plain")
+    law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    read = read_some_prompts(prompts, turns, limit)
+    parts = open_parts(target, heads, tree, dtype)
+    asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size=1)
+    result = bench(parts, target, prompt_ids(parts.target, asked), law, max_new_tokens, seed, repeats, modes)
+    result["settings"] |= {"heads": heads, "tree": tree, "prompts": str(prompts), "turns": turns}
+    show(result)
+    if json:
+        write_json(result, json)
+
+
+def bench(
+    parts: Parts,
+    spec: str,
+    prompts: Sequence[Sequence[int]],
+    law: Sampling,
+    max_new_tokens: int,
+    seed: int,
+    repeats: int,
+    modes: Sequence[Mode],
+) -> dict[str, Any]:
+    """The bench JSON for ``prompts`` as ids. ``spec`` names the target: the baseline is a second, untouched copy of it.
+
+    Raises GenerationError for prompts that cannot be served before anything is timed.
+    """
+    from tqdm import tqdm
+
+    from ..infer import machine, versions
+    from .speed import Request, check_prompts, measure, summarise
+
+    target = parts.target
+    request = Request(law, max_new_tokens, seed, target.end_ids)
+    check_prompts(target, prompts, request)
+    untouched = cache(lambda: _untouched_model(spec, parts))
+    wanted = [mode for mode in MODES if mode in modes]
+    decoders = {mode.value: _decoder(mode, parts, request, untouched) for mode in wanted}
+    with tqdm(total=repeats * len(prompts), desc="bench", unit="prompt", disable=None) as bar:
+        timings = measure(decoders, prompts, repeats, bar.update)
+    figures = {name: summarise(repeats_of) for name, repeats_of in timings.items()}
+    return {
+        "modes": figures,
+        "ratio": _ratios(figures),
+        "identical": _identity(timings, prompts, law, seed, untouched),
+        "settings": {
+            "target": spec,
+            "tree_nodes": parts.tree.size if parts.tree else 1,
+            "prompts_decoded": len(prompts),
+            "max_new_tokens": max_new_tokens,
+            "seed": seed,
+            "repeats": repeats,
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "device": str(target.device),
+            "attention": _attention(parts),
+            "batch_size": 1,
+            **vars(law),
+        },
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def _untouched_model(spec: str, parts: Parts) -> PreTrainedModel:
+    """The target as Hugging Face loads it: ours may hold packed weights."""
+    from ..infer import load_model
+
+    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    dtype = names[str(parts.target.dtype).removeprefix("torch.")]
+    return load_model(spec, dtype, parts.target.device.type, _attention(parts))[0].eval()
+
+
+def _attention(parts: Parts) -> str:
+    return parts.target.model.config._attn_implementation or "sdpa"
+
+
+def _decoder(mode: Mode, parts: Parts, request: Any, untouched: Any) -> Decode:
+    from .speed import hf_decoder, tree_decoder
+
+    if mode is Mode.HF_GENERATE:
+        return hf_decoder(untouched(), request)
+    head, tree = (parts.head, parts.tree) if mode is Mode.TREE else (None, None)
+    return tree_decoder(parts.target, head, tree, request)
+
+
+def _ratios(figures: dict[str, dict[str, Any]]) -> dict[str, float]:
+    speeds = {mode: f["tokens_per_second"] for mode, f in figures.items()}
+    others = [mode for mode in speeds if mode != "tree"] if "tree" in speeds else []
+    return {f"tree_vs_{mode}": speeds["tree"] / speeds[mode] for mode in others}
+
+
+def _identity(
+    timings: dict[str, list[list[Timing]]], prompts: Sequence[Sequence[int]], law: Sampling, seed: int, untouched: Any
+) -> dict[str, Any]:
+    """Compares the first repeat of all modes; Hugging Face draws its samples by another rule, so greedy only."""
+    from .identity import compare, target_scores
+
+    compared = {mode: [t.ids for t in repeats[0]] for mode, repeats in timings.items()}
+    if not law.greedy:
+        compared.pop("hf_generate", None)
+    return {"modes": list(compared), **compare(compared, prompts, target_scores(untouched, law, seed))}

@@ -1,0 +1,99 @@
+"""``treedraft evaluate``: mean accepted length of heads and tree on a prompts file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from .console import out
+from .options import (
+    DEFAULT_TARGET,
+    DEFAULT_TREE,
+    BatchSize,
+    DType,
+    Heads,
+    Json,
+    Limit,
+    MaxNewTokens,
+    MinP,
+    Prompts,
+    RepetitionPenalty,
+    Seed,
+    Target,
+    Temperature,
+    TopK,
+    TopP,
+    TreeName,
+    Turns,
+)
+from .parts import in_turns, open_parts, prompt_ids, read_some_prompts
+from .report import write_json
+
+EXAMPLE = "Example: treedraft evaluate --heads runs/demo/train/best/heads --prompts runs/demo/choose.jsonl"
+
+
+def command(
+    prompts: Prompts,
+    heads: Heads,
+    target: Target = DEFAULT_TARGET,
+    tree: TreeName = DEFAULT_TREE,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    seed: Seed = 0,
+    dtype: DType = "auto",
+    batch_size: BatchSize = 8,
+    turns: Turns = "first",
+    limit: Limit = None,
+    json: Json = None,
+) -> None:
+    """Decode prompts with the tree and count: the mean accepted length τ (tokens for each round, plain decoding being
+    1.00), also without rounds in which the text loops, the share of rounds that accept each depth, and τ by category.
+    It is measured by decoding, not estimated from accuracies."""
+    from ..infer import Sampling
+    from ..train import evaluate
+
+    law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    read = read_some_prompts(prompts, turns, limit)
+    parts = open_parts(target, heads, tree, dtype)
+    asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
+    evaluation = evaluate(
+        parts.target,
+        parts.head,
+        parts.tree,
+        prompt_ids(parts.target, asked),
+        [prompt.category for prompt in asked],
+        law,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    result = evaluation.to_dict()
+    result["settings"] |= {"target": target, "heads": heads, "tree_name": tree, "prompts": str(prompts), "turns": turns}
+    out().print(_table(result))
+    if json:
+        write_json(result, json)
+
+
+def _table(result: Mapping[str, Any]) -> Table:
+    table = Table(title="Mean accepted length")
+    table.add_column("")
+    table.add_column("τ", justify="right")
+    table.add_row("all prompts", _ratio(result["tau"]), style="bold")
+    table.add_row("without loops", _ratio(result["tau_without_loops"]), end_section=True)
+    for category, tau in result["tau_by_category"].items():
+        table.add_row(category, _ratio(tau))
+    table.add_section()
+    for depth, share in enumerate(result["accept_by_depth"][1:], 1):
+        table.add_row(f"rounds that accept at least {depth}", f"{share:.0%}")
+    table.caption = f"{result['prompts']:,} prompts, {result['tokens']:,} tokens, {result['rounds']:,} rounds"
+    return table
+
+
+def _ratio(value: float | None) -> str:
+    return "no rounds" if value is None else f"{value:.2f}"

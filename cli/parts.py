@@ -1,0 +1,96 @@
+"""Opens what a command is told to use: target, heads, tree and prompts, with all that can be wrong found first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .console import note, quiet_transformers
+from .options import NO_HEADS, TurnsName
+
+if TYPE_CHECKING:
+    from ..data import Prompt
+    from ..heads import Head
+    from ..infer import Sampling, Target
+    from ..tree import Tree
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What decodes. Without heads there is no tree."""
+
+    target: Target
+    head: Head | None
+    tree: Tree | None
+
+
+def open_parts(target: str, heads: str, tree: str, dtype: str) -> Parts:
+    """Loads target and heads and fits the tree to them. Raises TargetError, HeadError or TreeError."""
+    from ..heads import HeadError
+    from ..infer import load_target
+
+    if heads != NO_HEADS and not Path(heads).is_dir():  # before the target, which may take long
+        raise HeadError(f"no heads at {heads}: expected a folder that treedraft train wrote, or {NO_HEADS}")
+    quiet_transformers()
+    note(f"Loading {target} ...")
+    loaded = load_target(target, dtype=dtype)
+    return Parts(loaded, None, None) if heads == NO_HEADS else fit_heads(loaded, heads, tree)
+
+
+def fit_heads(target: Target, heads: str, tree: str) -> Parts:
+    """The target with heads from a folder, ready to draft, and the named tree. Raises HeadError or TreeError."""
+    from ..heads import load_head
+    from ..tree import parse_tree
+
+    head = load_head(heads, target.facts, target.output_layer())
+    shape = parse_tree(tree, head.depth)
+    shape.check_fits(head.depth, head.candidates)
+    return Parts(target, head.for_decoding(target.dtype), shape)
+
+
+def prompt_ids(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """The prompts as the target reads them."""
+    from ..data import render_prompt
+    from ..infer import TargetError
+
+    if target.tokenizer is None:
+        raise TargetError(f"{target.facts.name or 'the target'} has no tokenizer: prompts cannot be read")
+    return [render_prompt(target.tokenizer, prompt.messages) for prompt in prompts]
+
+
+def read_some_prompts(path: Path, turns: TurnsName, limit: int | None) -> list[Prompt]:
+    """The prompts of a file, or the first ``limit`` of them. Raises DataError."""
+    from ..data import read_prompts
+
+    return read_prompts(path, turns=turns)[:limit]
+
+
+def in_turns(
+    parts: Parts, prompts: Sequence[Prompt], law: Sampling, max_new_tokens: int, seed: int, batch_size: int
+) -> list[Prompt]:
+    """The prompts, and behind them their follow-ups, each in the history of the target's own answers.
+
+    Answers are decoded with the seeds that ``generate`` gives to the list returned, so they are the ones it repeats.
+    """
+    from ..infer import complete, row_seed
+
+    asked, latest, turn = list(prompts), list(enumerate(prompts)), 1
+    while latest := [(place, prompt) for place, prompt in latest if prompt.follow_ups]:
+        answers = complete(
+            parts.target,
+            prompt_ids(parts.target, [prompt for _, prompt in latest]),
+            head=parts.head,
+            tree=parts.tree,
+            sampling=law,
+            row_seeds=[row_seed(seed, place) for place, _ in latest],
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+        )
+        following = [prompt.answered(answer.text) for (_, prompt), answer in zip(latest, answers, strict=True)]
+        turn += 1
+        named = [replace(prompt, id=f"{prompt.id}, turn {turn}") for prompt in following if prompt is not None]
+        latest = list(enumerate(named, len(asked)))
+        asked += named
+    return asked

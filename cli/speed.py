@@ -1,0 +1,196 @@
+"""Times decoders on the same prompts, one prompt at a time, in turns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from ..infer import Run, Sampling, Stats, generate, row_seed
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from ..heads import Head
+    from ..infer import Target
+    from ..tree import Tree
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every decoder is asked to do, all settings spelt out."""
+
+    sampling: Sampling
+    max_new_tokens: int
+    seed: int
+    end_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One prompt decoded once; times in seconds."""
+
+    ids: list[int]
+    seconds: float
+    first_seconds: float
+    """Time to the first token: the prefill."""
+    first_tokens: int
+    """Tokens that were there by then."""
+    stats: Stats | None = None
+
+
+Decode = Callable[[int, Sequence[int]], Timing]
+"""(number of the prompt, its ids) -> timing."""
+
+
+def check_prompts(target: Target, prompts: Sequence[Sequence[int]], request: Request) -> None:
+    """Raises GenerationError or TargetError if any of the prompts cannot be served."""
+    stream = generate(target, prompts, sampling=request.sampling, max_new_tokens=request.max_new_tokens, batch_size=1)
+    next(stream, None)  # all prompts are checked before the first chunk
+
+
+def tree_decoder(target: Target, head: Head | None, tree: Tree | None, request: Request) -> Decode:
+    """treedraft, with heads or (None) without."""
+
+    def decode(row: int, prompt: Sequence[int]) -> Timing:
+        run = Run()
+        ids: list[int] = []
+        first: tuple[float, int] | None = None
+        start = _now(target.device)
+        for chunk in generate(
+            target,
+            [prompt],
+            head=head,
+            tree=tree,
+            sampling=request.sampling,
+            row_seeds=[row_seed(request.seed, row)],
+            max_new_tokens=request.max_new_tokens,
+            end_ids=request.end_ids,
+            batch_size=1,
+            run=run,
+            synchronize=True,
+        ):
+            ids += chunk.ids
+            if first is None and ids:
+                first = (_now(target.device) - start, len(ids))
+        seconds = _now(target.device) - start
+        return Timing(ids, seconds, *(first or (seconds, 0)), run.stats)
+
+    return decode
+
+
+def hf_decoder(model: PreTrainedModel, request: Request) -> Decode:
+    """Hugging Face ``generate`` on an untouched model, with every setting passed: its defaults are not ours."""
+    settings = _hf_settings(request)
+
+    def decode(row: int, prompt: Sequence[int]) -> Timing:
+        tokens = torch.tensor([list(prompt)], device=model.device)
+        clock = _FirstToken()
+        with torch.random.fork_rng():
+            torch.manual_seed(row_seed(request.seed, row))
+            start = _now(model.device)
+            made: Tensor = cast(Any, model).generate(
+                tokens,
+                attention_mask=torch.ones_like(tokens),
+                stopping_criteria=StoppingCriteriaList([clock]),
+                **settings,
+            )
+            seconds = _now(model.device) - start
+        ids = made[0, tokens.shape[1] :].tolist()
+        return Timing(ids, seconds, clock.at - start, 1)
+
+    return decode
+
+
+def measure(
+    decoders: Mapping[str, Decode],
+    prompts: Sequence[Sequence[int]],
+    repeats: int,
+    progress: Callable[[], object] = lambda: None,
+) -> dict[str, list[list[Timing]]]:
+    """Timings [repeat][prompt] of every decoder, taken in turns prompt by prompt, each turn begun by another decoder.
+
+    One run of each decoder on the first prompt is left out as warm-up.
+    """
+    names = list(decoders)
+    timings: dict[str, list[list[Timing]]] = {name: [[] for _ in range(repeats)] for name in names}
+    for name in names:
+        decoders[name](0, prompts[0])
+    for repeat in range(repeats):
+        for row, prompt in enumerate(prompts):
+            turn = (repeat + row) % len(names)
+            for name in names[turn:] + names[:turn]:
+                timings[name][repeat].append(decoders[name](row, prompt))
+            progress()
+    return timings
+
+
+def summarise(repeats: Sequence[Sequence[Timing]]) -> dict[str, Any]:
+    """The figures of one decoder: sums over prompts and repeats first, quotients last."""
+    every = [timing for repeat in repeats for timing in repeat]
+    speeds = [_speed(repeat) for repeat in repeats]
+    later = sum(len(t.ids) - t.first_tokens for t in every)
+    later_seconds = sum(t.seconds - t.first_seconds for t in every)
+    result: dict[str, Any] = {
+        "tokens": sum(len(t.ids) for t in every),
+        "seconds": sum(t.seconds for t in every),
+        "tokens_per_second": _speed(every),
+        "tokens_per_second_decode": later / later_seconds if later_seconds > 0 else 0.0,
+        "time_to_first_token": sum(t.first_seconds for t in every) / len(every),
+        "tokens_per_second_by_repeat": speeds,
+        "spread": (max(speeds) - min(speeds)) / _speed(every) if _speed(every) else 0.0,
+    }
+    counted = [t.stats for t in every if t.stats is not None]
+    if counted:
+        stats = sum(counted[1:], counted[0])
+        names = ("tau", "tau_without_loops", "accept_by_depth", "rounds", "phase_seconds")
+        result |= {name: stats.to_dict()[name] for name in names}
+    return result
+
+
+class _FirstToken(StoppingCriteria):
+    """Stops nothing; notes when ``generate`` asks for the first time, which is after its first token."""
+
+    at = 0.0
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:  # type: ignore[override]
+        self.at = self.at or _now(input_ids.device)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def _hf_settings(request: Request) -> dict[str, Any]:
+    law = request.sampling
+    shared = {
+        "max_new_tokens": request.max_new_tokens,
+        "eos_token_id": list(request.end_ids) or None,
+        "pad_token_id": request.end_ids[0] if request.end_ids else 0,
+        "repetition_penalty": law.repetition_penalty,
+        "num_beams": 1,
+        "use_cache": True,
+    }
+    if law.greedy:
+        return {**shared, "do_sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": None}
+    return {
+        **shared,
+        "do_sample": True,
+        "temperature": law.temperature,
+        "top_k": law.top_k,
+        "top_p": law.top_p,
+        "min_p": law.min_p or None,
+    }
+
+
+def _speed(timings: Sequence[Timing]) -> float:
+    seconds = sum(t.seconds for t in timings)
+    return sum(len(t.ids) for t in timings) / seconds if seconds else 0.0
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
