@@ -24,25 +24,26 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load_target(
-    spec: str, dtype: str = "auto", device: str = "auto", attention: str = "sdpa", pack: bool = True
+    spec: str, dtype: str = "auto", device: str = "auto", attention: str = "auto", pack: bool = True
 ) -> Target:
     """The target that ``spec`` names, ready to decode: a hub id, a local folder, or ``smollm2-135m``.
 
     dtype: fp32, bf16, fp16 or auto (bf16 where the machine multiplies it, else fp32). device: cpu, cuda or auto.
-    attention: sdpa or eager. Raises TargetError if the model cannot be found or cannot be a target.
+    attention: sdpa, eager or auto (what the model supports). Raises TargetError if the model cannot be found or cannot be a target.
     """
     model, tokenizer = load_model(spec, dtype, device, attention)
     return Target(model, tokenizer, name=spec, pack=pack)
 
 
 def load_model(
-    spec: str, dtype: str = "auto", device: str = "auto", attention: str = "sdpa"
+    spec: str, dtype: str = "auto", device: str = "auto", attention: str = "auto"
 ) -> tuple[PreTrainedModel, Any]:
     """The Hugging Face model and tokenizer that ``load_target`` wraps, as they are."""
     folder = local_folder(spec)
     place = pick_device(device)
+    chosen = {} if attention == "auto" else {"attn_implementation": attention}
     try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=pick_dtype(dtype, place), attn_implementation=attention)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=pick_dtype(dtype, place), **chosen)
     except (OSError, ValueError) as error:
         raise TargetError(f"no target at {spec!r}: expected a hub id, a local folder or {SMOLLM2!r}. {error}") from error
     return model.to(place), load_tokenizer(spec)  # type: ignore[arg-type]

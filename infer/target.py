@@ -311,10 +311,10 @@ def _decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:
 
 def _output_layer(model: PreTrainedModel) -> Output:
     layer: Any = model.get_output_embeddings()
-    if layer is None or getattr(layer, "weight", None) is None or layer.weight.is_meta or layer.weight.numel() == 0:
-        raise TargetError(f"{type(model).__name__}: the output embedding is missing or not materialised")
     if isinstance(layer, PackedLinear):
         raise TargetError("this model was packed by another Target already; load it anew")
+    if layer is None or getattr(layer, "weight", None) is None or layer.weight.is_meta or layer.weight.numel() == 0:
+        raise TargetError(f"{type(model).__name__}: the output embedding is missing or not materialised")
     bias = getattr(layer, "bias", None)
     return Output(layer.weight.detach(), None if bias is None else bias.detach())
 
