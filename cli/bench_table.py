@@ -14,16 +14,20 @@ OTHERS = {"tree_vs_hf_generate": "Hugging Face generate", "tree_vs_plain": "tree
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Prints the table, the ratios and whether the modes wrote the same text."""
+    """Prints the tables, the ratios and whether the modes wrote the same text."""
     console = out()
-    console.print(_table(result["modes"]))
+    modes = result["modes"]
+    console.print(_speeds(modes))
+    if any("phase_seconds" in figures for figures in modes.values()):
+        console.print(_phases(modes))
     for name, ratio in result["ratio"].items():
-        console.print(_gain(OTHERS[name], ratio))
+        console.print(_gain(OTHERS[name], ratio), soft_wrap=True)
     same = result["identical"]
     console.print(
-        f"Same text in {', '.join(same['modes'])}: {same['equal']} of {same['rows']} prompts; "
-        f"parted at a near-tie of the target: {same['near_ties']}; different: {same['different']}",
+        f"Same text in {', '.join(TITLES[mode] for mode in same['modes'])}: {same['equal']} of {same['rows']} prompts; "
+        f"parted at a near-tie of the target: {same['near_ties']}; different: {same['different']}.",
         style="bold red" if same["different"] else None,
+        soft_wrap=True,
     )
 
 
@@ -33,12 +37,11 @@ def _gain(other: str, ratio: float) -> str:
     return f"The tree decodes at [bold]{ratio:.2f}[/] times the speed of {other}."
 
 
-def _table(modes: Mapping[str, Mapping[str, Any]]) -> Table:
+def _speeds(modes: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(title="Tokens per second, one prompt at a time")
-    table.add_column("mode")
-    for title in ("tok/s", "tok/s after\nthe prefill", "first\ntoken", "spread", "τ"):
+    table.add_column("", no_wrap=True)
+    for title in ("with\nprefill", "without\nprefill", "first\ntoken", "spread over\nrepeats", "τ"):
         table.add_column(title, justify="right")
-    table.add_column("where the time goes")
     for name, figures in modes.items():
         table.add_row(
             TITLES[name],
@@ -47,11 +50,17 @@ def _table(modes: Mapping[str, Mapping[str, Any]]) -> Table:
             f"{1e3 * figures['time_to_first_token']:.0f} ms",
             f"{figures['spread']:.0%}",
             "" if figures.get("tau") is None else f"{figures['tau']:.2f}",
-            _phases(figures.get("phase_seconds", {})),
         )
     return table
 
 
-def _phases(seconds: Mapping[str, float]) -> str:
-    total = sum(seconds.values())
-    return ", ".join(f"{name} {part / total:.0%}" for name, part in seconds.items()) if total else ""
+def _phases(modes: Mapping[str, Mapping[str, Any]]) -> Table:
+    counted = {name: figures["phase_seconds"] for name, figures in modes.items() if "phase_seconds" in figures}
+    table = Table(title="Where the time goes")
+    table.add_column("", no_wrap=True)
+    for phase in next(iter(counted.values())):
+        table.add_column(phase, justify="right")
+    for name, seconds in counted.items():
+        total = sum(seconds.values()) or 1.0
+        table.add_row(TITLES[name], *(f"{part / total:.0%}" for part in seconds.values()))
+    return table

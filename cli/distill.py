@@ -58,7 +58,7 @@ def command(
     read = read_some_prompts(prompts, "first", limit)
     parts = open_parts(target, NO_HEADS, "", dtype)
     done = distill_to(parts, read, out_file, law, max_new_tokens, seed, batch_size)
-    out().print(account(done), markup=False)
+    out().print(account(done), markup=False, soft_wrap=True)
 
 
 def distill_to(

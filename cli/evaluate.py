@@ -81,13 +81,15 @@ def command(
 
 
 def _table(result: Mapping[str, Any]) -> Table:
+    from ..train.evaluate import UNNAMED
+
     table = Table(title="Mean accepted length")
     table.add_column("")
     table.add_column("τ", justify="right")
     table.add_row("all prompts", _ratio(result["tau"]), style="bold")
     table.add_row("without loops", _ratio(result["tau_without_loops"]), end_section=True)
     for category, tau in result["tau_by_category"].items():
-        table.add_row(category, _ratio(tau))
+        table.add_row("no category" if category == UNNAMED else category, _ratio(tau))
     table.add_section()
     for depth, share in enumerate(result["accept_by_depth"][1:], 1):
         table.add_row(f"rounds that accept at least {depth}", f"{share:.0%}")

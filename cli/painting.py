@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import groupby, zip_longest
 from typing import Any
 
 from rich.text import Text
@@ -40,9 +41,9 @@ class Painter:
         """The chunk's text, characters of accepted drafted tokens styled."""
         for place, token in enumerate(chunk.ids):
             self._drafted += [place < chunk.drafted] * len(self._detokenizer.push([token]))
+        flags = self._drafted[self._shown : self._shown + len(chunk.text)]
+        self._shown += len(chunk.text)
         painted = Text()
-        for character in chunk.text:
-            drafted = self._shown < len(self._drafted) and self._drafted[self._shown]
-            painted.append(character, self.style if drafted else "")
-            self._shown += 1
+        for drafted, run in groupby(zip_longest(chunk.text, flags, fillvalue=False), key=lambda pair: pair[1]):
+            painted.append("".join(str(character) for character, _ in run), self.style if drafted else "")
         return painted

@@ -51,13 +51,22 @@ def fit_heads(target: Target, heads: str, tree: str) -> Parts:
 
 
 def prompt_ids(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """The prompts as the target reads them."""
+    """The prompts as the target reads them. Raises GenerationError naming those that are longer than its context."""
     from ..data import render_prompt
-    from ..infer import TargetError
+    from ..infer import GenerationError, TargetError
 
     if target.tokenizer is None:
         raise TargetError(f"{target.facts.name or 'the target'} has no tokenizer: prompts cannot be read")
-    return [render_prompt(target.tokenizer, prompt.messages) for prompt in prompts]
+    rendered = [render_prompt(target.tokenizer, prompt.messages) for prompt in prompts]
+    pairs = zip(prompts, rendered, strict=True)
+    long = [f"{prompt.id} has {len(ids)} tokens" for prompt, ids in pairs if len(ids) >= target.context]
+    if long:
+        more = f"; and {len(long) - 10} more" if len(long) > 10 else ""
+        raise GenerationError(
+            f"too long for the target's context of {target.context} tokens, which must also hold the answer: "
+            f"{'; '.join(long[:10])}{more}. Shorten or leave out these prompts"
+        )
+    return rendered
 
 
 def read_some_prompts(path: Path, turns: TurnsName, limit: int | None) -> list[Prompt]:

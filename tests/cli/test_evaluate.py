@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import Call
+
+
+def test_the_result_holds_tau_and_what_it_was_measured_with(
+    call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path
+):
+    out = tmp_path / "result.json"
+    shown = call(
+        "evaluate", "--target", ring, "--heads", heads, "--prompts", prompts, "--tree", "chain:2", "--json", out,
+        "--max-new-tokens", 13,
+    )  # fmt: skip
+    assert shown.code == 0
+    result = json.loads(out.read_text())
+    assert {"tau", "tau_without_loops", "accept_by_depth", "tau_by_category", "prompts", "tokens"} <= set(result)
+    assert {"settings", "machine", "versions"} <= set(result)
+    assert (result["prompts"], result["tokens"], result["rounds"]) == (3, 39, 12)
+    assert result["tau"] == pytest.approx(3.0)
+    assert result["accept_by_depth"] == [1.0, 1.0, 1.0]
+    assert result["tau_by_category"] == {"all": 3.0, "x": 3.0, "y": 3.0}
+    assert result["settings"]["tree_name"] == "chain:2"
+    assert "3 prompts, 39 tokens, 12 rounds" in shown.out
+
+
+def test_without_heads_tau_is_one(call: Call, ring: Path, prompts: Path, tmp_path: Path):
+    out = tmp_path / "result.json"
+    call("evaluate", "--target", ring, "--heads", "none", "--prompts", prompts, "--json", out, "--max-new-tokens", 4)
+    assert json.loads(out.read_text())["tau"] == 1.0
+
+
+def test_all_turns_and_a_limit_count(call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path):
+    out = tmp_path / "result.json"
+    asked = ("evaluate", "--target", ring, "--heads", heads, "--prompts", prompts, "--json", out, "--max-new-tokens", 4)
+    call(*asked, "--tree", "chain:1", "--turns", "all")
+    assert json.loads(out.read_text())["prompts"] == 4
+    call(*asked, "--tree", "chain:1", "--limit", 1)
+    assert json.loads(out.read_text())["prompts"] == 1
+
+
+def test_one_token_has_no_round_and_no_tau(call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path):
+    out = tmp_path / "result.json"
+    asked = ("evaluate", "--target", ring, "--heads", heads, "--prompts", prompts, "--json", out, "--max-new-tokens", 1)
+    shown = call(*asked, "--tree", "chain:1")
+    assert json.loads(out.read_text())["tau"] is None
+    assert "no rounds" in shown.out
