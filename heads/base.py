@@ -142,3 +142,7 @@ class Head(Protocol):
     def output(self) -> Output:
         """The layer that turns hidden rows into logits."""
         ...
+
+    def for_decoding(self, dtype: torch.dtype) -> Head:
+        """A copy to draft with, in ``dtype``."""
+        ...
