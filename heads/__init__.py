@@ -1,6 +1,6 @@
 """Draft heads: the Protocol, Medusa, and strict files."""
 
-from .base import Accepted, DraftScores, Head, HeadError, Memory, Output, TargetFacts
+from .base import Accepted, Drafter, DraftScores, Head, HeadError, Memory, Output, TargetFacts
 from .files import HEADS, HeadWarning, build_head, load_head, save_head
 from .linear import PackedLinear, can_pack, pack_linears
 from .medusa import Medusa, MedusaConfig
@@ -10,6 +10,7 @@ __all__ = [
     "HEADS",
     "Accepted",
     "DraftScores",
+    "Drafter",
     "Head",
     "HeadError",
     "HeadWarning",

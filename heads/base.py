@@ -103,13 +103,8 @@ class Output:
         return (self.own[k] if self.own else self.weight), self.bias
 
 
-class Head(Protocol):
-    """A draft head. Its weights are a torch module; what it remembers of a request is passed in and handed back."""
-
-    @property
-    def config(self) -> Any:
-        """A frozen dataclass that describes the head, saved as config.json; it has ``kind``."""
-        ...
+class Drafter(Protocol):
+    """What a decode step needs: something that proposes trees. What it remembers of a request is passed in and back."""
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -132,8 +127,22 @@ class Head(Protocol):
         """A tree of candidates for every row, and the memory to pass next time."""
         ...
 
+
+class Head(Drafter, Protocol):
+    """A drafter that is trained on a target. Its weights are a torch module."""
+
+    @property
+    def config(self) -> Any:
+        """A frozen dataclass that describes the head, saved in config.json; it has ``kind``."""
+        ...
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        """[W] ascending target ids of its draft vocabulary, or None when W = V."""
+        ...
+
     def predict(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Training: features [B, T, F] of positions 0..T-1 and the tokens [B, T] one further to hidden rows [K, B, T, H].
+        """Training: features [B, T, F] of positions 0..T-1, and the tokens [B, T] one further, to hidden [K, B, T, H].
 
         Row t of head k stands for the token at position t + 2 + k. The output layer is applied by the loss, in chunks.
         """
@@ -143,6 +152,6 @@ class Head(Protocol):
         """The layer that turns hidden rows into logits."""
         ...
 
-    def for_decoding(self, dtype: torch.dtype) -> Head:
+    def for_decoding(self, dtype: torch.dtype) -> Drafter:
         """A copy to draft with, in ``dtype``."""
         ...

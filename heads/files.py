@@ -119,7 +119,9 @@ def _parse(kind: type, content: Any, path: Path) -> Any:
     known = {f.name for f in fields(kind)}
     unknown = sorted(set(content) - known) if isinstance(content, dict) else [repr(content)]
     if unknown:
-        raise HeadError(f"{path / CONFIG_FILE}: unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+        raise HeadError(
+            f"{path / CONFIG_FILE}: unknown keys {', '.join(unknown)}; known are {', '.join(sorted(known))}"
+        )
     try:
         return kind(**content)
     except TypeError as error:
@@ -148,8 +150,9 @@ def _compare_targets(trained_for: TargetFacts, facts: TargetFacts, path: Path) -
     ]
     if differing:
         warnings.warn(
-            f"{path} was trained for {trained_for.name or 'another target'}; this target ({facts.name or 'unnamed'}) has the "
-            f"same sizes but another {' and '.join(differing)}. The text stays the target's own, fewer drafts will be accepted",
+            f"{path} was trained for {trained_for.name or 'another target'}; this target "
+            f"({facts.name or 'unnamed'}) has the same sizes but another {' and '.join(differing)}. "
+            "The text stays the target's own, fewer drafts will be accepted",
             HeadWarning,
             stacklevel=3,
         )
@@ -164,7 +167,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _draft_id_faults(draft_ids: Tensor | None, draft_vocab_size: int | None, vocab_size: int) -> list[str]:
     if draft_ids is None:
-        return [] if draft_vocab_size in (None, vocab_size) else [f"draft vocabulary of {draft_vocab_size}, but no {DRAFT_IDS}"]
+        full = draft_vocab_size in (None, vocab_size)
+        return [] if full else [f"draft vocabulary of {draft_vocab_size}, but no {DRAFT_IDS}"]
     if draft_vocab_size is None:
         return [f"{DRAFT_IDS} present, but the configuration names no draft vocabulary"]
     faults = []

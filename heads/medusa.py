@@ -1,9 +1,10 @@
 """Medusa: K heads on the target's last hidden state, each guessing one position (Cai et al. 2024, arXiv 2401.10774).
 
-B batch rows   T text positions   N tree nodes   H hidden size   V target vocabulary   W draft vocabulary   K heads   L blocks
+B batch rows   T text positions   N tree nodes   D depth of the tree   R candidates ranked at a depth
+H hidden size   V target vocabulary   W draft vocabulary   K heads   L residual blocks in a head
 
-Head k is L residual blocks x + SiLU(Wx + b), W zero at the start, and an output layer. It sees neither the tokens drafted
-before it nor the position, so the K distributions of a step are one product, and a tree takes its candidates from them.
+Head k is L residual blocks x + SiLU(Wx + b), W zero at the start, and an output layer. It sees neither the tokens
+drafted before it nor the position: the K laws of a step are independent, and a tree takes its candidates from them.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class Medusa(nn.Module):
             return tree.draft(root[:, None]), None
         logits = self._draft_logits(accepted.last_feature, tree.depth)  # [B, D, W]
         steps = torch.arange(1, tree.depth + 1, device=root.device)
-        ranked = scores(logits, accepted.root_position[:, None] + steps, self._ids).topk(tree.width).indices  # [B, D, R]
+        ranking = scores(logits, accepted.root_position[:, None] + steps, self._ids)
+        ranked = ranking.topk(tree.width).indices  # [B, D, R]
         if self._ids is not None:
             ranked = self._ids[ranked]
         depth, rank = tree.index(root.device)

@@ -1,4 +1,4 @@
-"""Decoding: the target, its cache, the noise, the lossless rule, the decode step, and plain decoding as the reference."""
+"""Decoding: target, cache, noise, the lossless rule, the decode step, and plain decoding as the reference."""
 
 from .cache import KVCache
 from .generate import Completion, Run, complete, generate, prefill

@@ -1,6 +1,7 @@
 """The key/value cache of a batch: preallocated, ragged, and edited by ``commit`` alone.
 
-B batch rows   T text positions   N tree nodes   A accepted path length, root included   S slots   h key/value heads   d head size
+B batch rows   T text positions   N tree nodes   A accepted path length, root included
+S slots   h key/value heads   d head size
 
 Between steps row b holds exactly the positions [0, T_b) in the slots [0, T_b). A forward over N nodes writes them to
 the slots [T_b, T_b + N); ``commit`` keeps the accepted ones, moved to the front, and forgets the rest. Keys are stored
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +79,9 @@ class KVCache(Cache):
         held = torch.arange(slots, device=positions.device).repeat(len(positions), 1)
         return held.scatter_(1, self._written, positions)
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Writes keys and values [B, h, N, d] of a layer and returns everything up to the last slot written."""
         return self._write("key", layer_idx, key_states), self._write("value", layer_idx, value_states)
 
@@ -112,9 +116,7 @@ class KVCache(Cache):
     def stored(self, row: int) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [h, T_b, d] of every layer of a row: what a test compares with a fresh prefill."""
         length = self.host_lengths[row]
-        return [
-            (self._block("key", i)[row, :, :length], self._block("value", i)[row, :, :length]) for i in self._sizes
-        ]
+        return [(self._block("key", i)[row, :, :length], self._block("value", i)[row, :, :length]) for i in self._sizes]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return max(self.host_lengths)

@@ -49,5 +49,6 @@ def _text_hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+def _bytes(tensor: Tensor) -> Any:
+    """The tensor's bytes, without a copy where it lies in one piece on the CPU."""
+    return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from ..heads import Accepted, Head, NoHead
+from ..heads import Accepted, Drafter, NoHead
 from ..tree import Tree, TreeError, default_tree, root_draft
 from .masks import causal_ancestors
 from .noise import row_seed
@@ -59,7 +59,7 @@ def generate(
     target: Target,
     prompts: Sequence[Sequence[int]],
     *,
-    head: Head | None = None,
+    head: Drafter | None = None,
     tree: Tree | None = None,
     sampling: Sampling | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
@@ -109,7 +109,7 @@ def generate(
 
 
 def _run_batch(
-    target: Target, head: Head, tree: Tree, batch: list[Request], sampler: Sampler, clock: Clock
+    target: Target, head: Drafter, tree: Tree, batch: list[Request], sampler: Sampler, clock: Clock
 ) -> Iterator[Chunk]:
     """All rounds of one batch; rows that end leave it."""
     yield from (Chunk(r.index, [], "", 0, r.reason) for r in batch if r.reason is not None)
@@ -135,7 +135,7 @@ def _run_batch(
 
 
 def prefill(
-    target: Target, head: Head, prompts: Sequence[Sequence[int]], budget: int, nodes: int, sampler: Sampler
+    target: Target, head: Drafter, prompts: Sequence[Sequence[int]], budget: int, nodes: int, sampler: Sampler
 ) -> tuple[State, list[int]]:
     """Reads unequal prompts into a fresh cache, in chunks, and chooses each row's first token, the first root.
 
@@ -164,7 +164,7 @@ def prefill(
 
 
 def _read_chunk(
-    target: Target, head: Head, text: Text, cache: Any, counts: list[int], start: int, width: int
+    target: Target, head: Drafter, text: Text, cache: Any, counts: list[int], start: int, width: int
 ) -> TargetOutput:
     """One forward over the prompts' positions [start, start + width); logits after each row's last one there."""
     taken = torch.tensor(counts, device=target.device)
@@ -178,7 +178,7 @@ def _read_chunk(
 
 def _check(
     target: Target,
-    head: Head,
+    head: Drafter,
     tree: Tree,
     prompts: Sequence[Sequence[int]],
     seeds: Sequence[int],

@@ -29,7 +29,8 @@ def load_target(
     """The target that ``spec`` names, ready to decode: a hub id, a local folder, or ``smollm2-135m``.
 
     dtype: fp32, bf16, fp16 or auto (bf16 where the machine multiplies it, else fp32). device: cpu, cuda or auto.
-    attention: sdpa, eager or auto (what the model supports). Raises TargetError if the model cannot be found or cannot be a target.
+    attention: sdpa, eager or auto (what the model supports).
+    Raises TargetError if the model cannot be found or cannot be a target.
     """
     model, tokenizer = load_model(spec, dtype, device, attention)
     return Target(model, tokenizer, name=spec, pack=pack)
@@ -45,7 +46,8 @@ def load_model(
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=pick_dtype(dtype, place), **chosen)
     except (OSError, ValueError) as error:
-        raise TargetError(f"no target at {spec!r}: expected a hub id, a local folder or {SMOLLM2!r}. {error}") from error
+        expected = f"expected a hub id, a local folder or {SMOLLM2!r}"
+        raise TargetError(f"no target at {spec!r}: {expected}. {error}") from error
     return model.to(place), load_tokenizer(spec)  # type: ignore[arg-type]
 
 
@@ -65,7 +67,7 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """``auto`` is bf16 where the machine multiplies it natively. A CPU without it is many times slower in bf16 for a tree."""
+    """``auto`` is bf16 where the machine multiplies it natively: a CPU that does not pays for every node of a tree."""
     if dtype == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16

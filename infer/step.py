@@ -1,6 +1,7 @@
 """One decode step, and the state that it takes and gives back.
 
-B batch rows   T text positions   N tree nodes, root included   A accepted path length, root included   F feature width   V vocabulary
+B batch rows   T text positions   N tree nodes, root included   D depth of the tree
+A accepted path length, root included   F feature width   V vocabulary
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..heads import Accepted, Head, Memory
+from ..heads import Accepted, Drafter, Memory
 from ..tree import Draft, Tree
 from .cache import KVCache
 from .path import Path
@@ -48,7 +49,9 @@ class State:
         return State(self.cache.select(rows), text, accepted, memory, self.sampler.select(chosen))
 
 
-def decode_step(target: Target, head: Head, tree: Tree, rule: Rule, state: State, clock: Clock) -> tuple[State, Path]:
+def decode_step(
+    target: Target, head: Drafter, tree: Tree, rule: Rule, state: State, clock: Clock
+) -> tuple[State, Path]:
     """Drafts a tree for every row, verifies it in one forward, commits the accepted path.
 
     A row emits the accepted tokens after its root and one bonus token, between 1 and D + 1, and the bonus is its next

@@ -1,6 +1,7 @@
 """The target: any Hugging Face causal language model behind one ``forward(tokens, positions, mask, cache)``.
 
-B batch rows   n new positions of a row   N tree nodes   T text positions   S cache slots   L layers   F feature width   V vocabulary
+B batch rows   T text positions   N tree nodes   n new positions of a row   k rows of logits that are read
+S cache slots   L layers   F feature width   V vocabulary
 
 The model's public forward does all the work: an own cache, explicit positions, a 4-D additive mask (one for each kind
 of layer), hidden states by hooks on the tapped layers, logits only where they are read. Nothing is kept on the model or
@@ -125,7 +126,7 @@ class Target:
         return features
 
     def output_layer(self) -> Output:
-        """The effective output embedding [V, H] (the input embedding where they are tied) and bias, without gradient."""
+        """The effective output embedding [V, H] (the input's where they are tied) and bias, without gradient."""
         return self._output
 
     def fingerprint(self) -> str:
@@ -207,7 +208,7 @@ class _Arguments:
         return _Arguments(cache, "logits_to_keep" in names)
 
     def logits(self, model: nn.Module, tokens: Tensor, keep: Tensor | None, arguments: dict[str, Any]) -> Tensor:
-        """Logits [B, k, V]. Versions differ in whether positions may differ between rows, so their union is asked for."""
+        """Logits [B, k, V]. In some versions all rows must read the same positions, so the union is asked for."""
         if keep is None:
             return model(tokens, **arguments).logits
         columns, places = keep.unique(return_inverse=True)  # [u], [B, k]
@@ -249,7 +250,9 @@ class _RecordingCache(Cache):
         super().__init__(layers=[])
         self.sizes: dict[int, LayerSizes] = {}
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         self.sizes[layer_idx] = LayerSizes(key_states.shape[1], key_states.shape[3], value_states.shape[3])
         return key_states, value_states
 
@@ -277,7 +280,8 @@ def _check_config(config: Any, name: str) -> _Window | None:
     if faults:
         raise TargetError(f"{name} cannot verify a tree: it has {'; '.join(faults)}")
     size = getattr(config, "sliding_window", None)
-    if size is None or (kinds and "sliding_attention" not in kinds) or getattr(config, "use_sliding_window", True) is False:
+    unused = kinds and "sliding_attention" not in kinds
+    if size is None or unused or getattr(config, "use_sliding_window", True) is False:
         return None
     return _Window(int(size), mixed="full_attention" in kinds)
 
@@ -292,13 +296,15 @@ def check_rope(config: Any, name: str, longest: int) -> None:
     kinds = [rope] if "rope_type" in rope or "type" in rope else [r for r in rope.values() if isinstance(r, dict)]
     for kind in kinds:
         scaling = kind.get("rope_type", kind.get("type", "default"))
-        original = kind.get("original_max_position_embeddings") or getattr(
-            config, "original_max_position_embeddings", None
-        ) or config.max_position_embeddings
+        original = (
+            kind.get("original_max_position_embeddings")
+            or getattr(config, "original_max_position_embeddings", None)
+            or config.max_position_embeddings
+        )
         if scaling in ("dynamic", "longrope") and longest > original:
             raise TargetError(
-                f"{name} scales its rotary positions by {scaling!r} beyond {original} positions, and this run could reach "
-                f"{longest}: its keys would change with the batch. Keep prompt and budget within {original}"
+                f"{name} scales its rotary positions by {scaling!r} beyond {original} positions, and this run could "
+                f"reach {longest}: its keys would change with the batch. Keep prompt and budget within {original}"
             )
 
 

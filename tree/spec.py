@@ -29,7 +29,7 @@ def best_tree(acceptance: Sequence[Sequence[float]], size: int) -> Tree:
     ((), (0,), (0, 0), (1,))
     """
     paths: list[tuple[int, ...]] = []
-    heap = [(-acceptance[0][0], (0,))] if len(acceptance) and len(acceptance[0]) else []
+    heap: list[tuple[float, tuple[int, ...]]] = [(-acceptance[0][0], (0,))] if acceptance and acceptance[0] else []
     while heap and len(paths) < size - 1:
         _, path = heapq.heappop(heap)
         paths.append(path)
@@ -44,15 +44,12 @@ def best_tree(acceptance: Sequence[Sequence[float]], size: int) -> Tree:
 
 def default_tree(heads: int, size: int = 8) -> Tree:
     """A tree of ``size`` nodes no deeper than ``heads``, for heads whose acceptance was not measured yet."""
-    table = [
-        [share * DEPTH_SHARE[min(d, len(DEPTH_SHARE) - 1)] for share in RANK_SHARE]
-        for d in range(heads)
-    ]
+    table = [[share * DEPTH_SHARE[min(d, len(DEPTH_SHARE) - 1)] for share in RANK_SHARE] for d in range(heads)]
     return best_tree(table, size)
 
 
 def parse_tree(spec: str, heads: int) -> Tree:
-    """The tree that ``--tree`` names: ``chain:4`` (4 drafted nodes), ``best:8`` (8 nodes, root included) or a JSON file.
+    """The tree that ``--tree`` names: ``chain:4`` (4 drafted nodes), ``best:8`` (8 nodes with the root) or a JSON file.
 
     Raises TreeError with the accepted forms if the name is not one of them.
     """

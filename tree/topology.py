@@ -1,6 +1,7 @@
 """The shape of a tree of candidates: parents, depths, ancestor masks and paths. Knows no model.
 
-B batch rows   N tree nodes, root included (N = 1 is plain decoding)   D depth of the tree   A nodes on a path, root included
+B batch rows   N tree nodes, root included (N = 1 is plain decoding)   D depth of the tree
+A nodes on a path, root included   K heads   W draft vocabulary
 
 Node 0 is the root: a token already emitted and not yet in the cache. ``parents[0] == -1`` and ``parents[i] < i``.
 Padding nodes come last, have parent -1, see only themselves and never match.
@@ -115,7 +116,9 @@ class Tree:
         faults = [f"path {list(p)} must be a list of ranks >= 0" for p in wanted if not _is_rank_path(p)]
         if not faults:
             present = set(wanted)
-            faults += [f"path {list(p)} appears {wanted.count(p)} times" for p in sorted(present) if wanted.count(p) > 1]
+            faults += [
+                f"path {list(p)} appears {wanted.count(p)} times" for p in sorted(present) if wanted.count(p) > 1
+            ]
             faults += [
                 f"path {list(p)} lacks its ancestor {list(p[:-1])}"
                 for p in sorted(present)
@@ -171,14 +174,18 @@ class Tree:
         return tuple(paths)
 
     def check_fits(self, heads: int, candidates: int) -> None:
-        """Raises TreeError if a path is deeper than ``heads`` or a rank is not below ``candidates`` (the draft vocabulary)."""
+        """Raises TreeError if a path is deeper than ``heads`` (K) or a rank not below ``candidates`` (W)."""
         faults = [
-            f"path {list(path)} is {len(path)} deep, but there are {heads} heads" for path in self.paths if len(path) > heads
+            f"path {list(path)} is {len(path)} deep, but there are {heads} heads"
+            for path in self.paths
+            if len(path) > heads
         ]
         if self.width > candidates:
             faults.append(f"rank {self.width - 1} needs {self.width} candidates, the draft vocabulary has {candidates}")
         if faults:
-            raise TreeError("the tree does not fit the heads: " + "; ".join(faults) + "; choose a shallower tree with --tree")
+            raise TreeError(
+                "the tree does not fit the heads: " + "; ".join(faults) + "; choose a shallower tree with --tree"
+            )
 
     def draft(self, tokens: Tensor) -> Draft:
         """This shape filled with ``tokens`` [B, N] of every row."""

@@ -1,8 +1,11 @@
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
-from kit import medusa_config, random_heads, ring_heads, target, tokenizer
 from torch import nn
+
+from kit import medusa_config, random_heads, ring_heads, target, tokenizer
 from treedraft.heads import Accepted, HeadError, MedusaConfig, PackedLinear, build_head, can_pack, pack_linears
 from treedraft.infer import Target
 from treedraft.tree import Tree
@@ -76,13 +79,14 @@ def test_the_copy_for_decoding_drafts_what_training_predicts(model: Target, outp
 
 def test_own_output_layers_start_as_the_targets_effective_embedding() -> None:
     for name in ("llama_mha_tied", "qwen3_headdim"):
-        tied = Target(target(name), tokenizer())
+        stock: Any = target(name)
+        tied = Target(stock, tokenizer())
         head = build_head(medusa_config(tied, 2, output="own"), tied.output_layer())
         assert head.own_output is not None
         for weight in head.own_output:
             assert weight.shape == (96, 64)
-            assert torch.equal(weight, tied.model.get_input_embeddings().weight)
-            assert weight.data_ptr() != tied.model.get_input_embeddings().weight.data_ptr()
+            assert torch.equal(weight, stock.get_input_embeddings().weight)
+            assert weight.data_ptr() != stock.get_input_embeddings().weight.data_ptr()
 
 
 def test_a_shared_output_layer_is_neither_trained_nor_saved(model: Target) -> None:
@@ -94,12 +98,16 @@ def test_a_shared_output_layer_is_neither_trained_nor_saved(model: Target) -> No
 def test_configurations_that_cannot_be_name_every_fault() -> None:
     with pytest.raises(HeadError) as error:
         MedusaConfig(num_heads=0, num_layers=0, hidden_size=8, vocab_size=9, num_target_layers=1, draft_vocab_size=10)
-    for fault in ("num_heads must be at least 1", "num_layers must be at least 1", "draft_vocab_size must lie in 1..9, got 10"):
+    for fault in (
+        "num_heads must be at least 1",
+        "num_layers must be at least 1",
+        "draft_vocab_size must lie in 1..9, got 10",
+    ):
         assert fault in str(error.value)
 
 
 def test_a_configuration_of_another_target_is_refused(model: Target) -> None:
-    with pytest.raises(HeadError, match="96 x 64 .* the configuration says 80 x 64"):
+    with pytest.raises(HeadError, match=r"96 x 64 .* the configuration says 80 x 64"):
         build_head(MedusaConfig(num_heads=1, hidden_size=64, vocab_size=80, num_target_layers=4), model.output_layer())
 
 
@@ -108,7 +116,10 @@ def test_exact_heads_name_the_tokens_to_come() -> None:
     head = ring_heads(ring, 3).for_decoding(torch.float32)
     features = ring.features(torch.tensor([[18]]), torch.tensor([1]), (4,))  # after w5
     draft, _ = head.propose(
-        Accepted(features, torch.tensor([[19]]), torch.tensor([1]), torch.tensor([0])), None, Tree.chain(3), plain_scores
+        Accepted(features, torch.tensor([[19]]), torch.tensor([1]), torch.tensor([0])),
+        None,
+        Tree.chain(3),
+        plain_scores,
     )
     assert draft.tokens.tolist() == [[19, 20, 21, 22]]
 

@@ -2,9 +2,22 @@
 
 import pytest
 import torch
+
 from kit import TARGETS, random_heads, ring_heads, target, tokenizer
 from treedraft.heads import NoHead
-from treedraft.infer import Clock, KVCache, Path, Sampler, Sampling, State, Stats, Target, decode_step, lossless, prefill
+from treedraft.infer import (
+    Clock,
+    KVCache,
+    Path,
+    Sampler,
+    Sampling,
+    State,
+    Stats,
+    Target,
+    decode_step,
+    lossless,
+    prefill,
+)
 from treedraft.infer.cache import LayerSizes
 from treedraft.tree import Tree
 
@@ -75,7 +88,9 @@ def test_layers_of_different_shapes_are_kept_apart() -> None:
     sizes = {0: LayerSizes(2, 3, 3), 2: LayerSizes(1, 5, 3)}
     cache = KVCache(sizes, 1, 4, torch.float32, torch.device("cpu"))
     cache.begin(3)
-    parts = {i: (torch.randn(1, s.heads, 3, s.key_size), torch.randn(1, s.heads, 3, s.value_size)) for i, s in sizes.items()}
+    parts = {
+        i: (torch.randn(1, s.heads, 3, s.key_size), torch.randn(1, s.heads, 3, s.value_size)) for i, s in sizes.items()
+    }
     for layer, (keys, values) in parts.items():
         cache.update(keys, values, layer)
     cache.append([3])
@@ -108,7 +123,9 @@ def test_tree_logits_equal_the_logits_of_each_path(name: str) -> None:
     state = start(model, NoHead(), [prompt])
     tokens = torch.randint(13, 96, (1, TREE.size), generator=torch.Generator().manual_seed(1))
     draft = TREE.draft(tokens)
-    out = model.forward(tokens, state.cache.lengths[:, None] + draft.depth, draft.ancestors, state.cache, (model.num_layers,))
+    out = model.forward(
+        tokens, state.cache.lengths[:, None] + draft.depth, draft.ancestors, state.cache, (model.num_layers,)
+    )
     for node in range(TREE.size):
         path = tokens[0, draft.ancestors[0, node]]
         with torch.inference_mode():

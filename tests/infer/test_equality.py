@@ -1,9 +1,11 @@
 """Drafting never changes a token: every head, tree, batch and law equals the plain reference with the same seed."""
 
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
+
 from kit import TARGETS, compare, random_heads, ring_heads, target, tokenizer
 from treedraft.heads import Medusa
 from treedraft.infer import Sampling, Target, autoregressive, complete
@@ -13,7 +15,9 @@ PROMPTS = [[1, 5, 30, 40], [20] * 17, [i % 83 + 13 for i in range(40)], [50, 51]
 TREES = {
     "chain": Tree.chain(3),
     "wide": Tree.from_paths([[i] for i in range(12)] + [[i, 0] for i in range(6)]),
-    "deep": Tree.from_paths([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]),
+    "deep": Tree.from_paths(
+        [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+    ),
 }
 LAWS = {
     "greedy": Sampling(),
@@ -71,9 +75,15 @@ def test_every_tree_and_batch_gives_the_reference_text(name: str, law: str) -> N
 def test_heads_that_are_right_and_heads_that_are_wrong_give_the_same_text(law: str) -> None:
     for kind in ("exact", "random"):
         done = complete(
-            loaded("markov_ring"), PROMPTS, head=heads_for("markov_ring", kind), tree=TREES["deep"],
-            sampling=LAWS[law], seed=SEED, max_new_tokens=TOKENS, batch_size=5,
-        )  # fmt: skip
+            loaded("markov_ring"),
+            PROMPTS,
+            head=heads_for("markov_ring", kind),
+            tree=TREES["deep"],
+            sampling=LAWS[law],
+            seed=SEED,
+            max_new_tokens=TOKENS,
+            batch_size=5,
+        )
         assert [c.ids for c in done] == reference("markov_ring", law)
         if kind == "exact" and law == "greedy":
             assert sum(c.stats.kept for c in done) / sum(c.stats.rounds for c in done) > 4
@@ -81,7 +91,7 @@ def test_heads_that_are_right_and_heads_that_are_wrong_give_the_same_text(law: s
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_greedy_text_is_that_of_hugging_face_generate(name: str) -> None:
-    stock = target(name)
+    stock: Any = target(name)
     for prompt, found in zip(PROMPTS, reference(name, "greedy"), strict=True):
         with torch.inference_mode():
             theirs = stock.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False)[0, len(prompt) :]
@@ -90,16 +100,20 @@ def test_greedy_text_is_that_of_hugging_face_generate(name: str) -> None:
 
 
 def test_a_repetition_penalty_gives_the_text_of_hugging_face_generate() -> None:
-    stock = target("llama_gqa")
+    stock: Any = target("llama_gqa")
     for prompt in PROMPTS:
         with torch.inference_mode():
-            theirs = stock.generate(
-                torch.tensor([prompt]), max_new_tokens=30, do_sample=False, repetition_penalty=1.3
-            )[0, len(prompt) :].tolist()
+            theirs = stock.generate(torch.tensor([prompt]), max_new_tokens=30, do_sample=False, repetition_penalty=1.3)[
+                0, len(prompt) :
+            ].tolist()
         found = complete(
-            loaded("llama_gqa"), [prompt], head=heads_for("llama_gqa", "random"), tree=default_tree(4),
-            sampling=Sampling(repetition_penalty=1.3), max_new_tokens=30,
-        )[0]  # fmt: skip
+            loaded("llama_gqa"),
+            [prompt],
+            head=heads_for("llama_gqa", "random"),
+            tree=default_tree(4),
+            sampling=Sampling(repetition_penalty=1.3),
+            max_new_tokens=30,
+        )[0]
         assert compare(loaded("llama_gqa"), prompt, theirs, found.ids, Sampling(repetition_penalty=1.3), 0).equal
         plain = complete(loaded("llama_gqa"), [prompt], max_new_tokens=30)[0]
         assert plain.ids != found.ids  # the penalty matters here
@@ -108,9 +122,15 @@ def test_a_repetition_penalty_gives_the_text_of_hugging_face_generate() -> None:
 @pytest.mark.parametrize("coupled", [True, False])
 def test_coupled_and_plain_drafts_give_the_same_text(coupled: bool) -> None:
     done = complete(
-        loaded("markov_rand"), PROMPTS, head=heads_for("markov_rand", "random"), tree=TREES["wide"],
-        sampling=LAWS["temperature 1.0"], seed=SEED, max_new_tokens=TOKENS, coupled=coupled,
-    )  # fmt: skip
+        loaded("markov_rand"),
+        PROMPTS,
+        head=heads_for("markov_rand", "random"),
+        tree=TREES["wide"],
+        sampling=LAWS["temperature 1.0"],
+        seed=SEED,
+        max_new_tokens=TOKENS,
+        coupled=coupled,
+    )
     assert [c.ids for c in done] == reference("markov_rand", "temperature 1.0")
 
 
@@ -125,9 +145,15 @@ def test_coupling_accepts_more_than_plain_drafts_at_temperature_one() -> None:
     taus = {}
     for coupled in (True, False):
         done = complete(
-            model, PROMPTS, head=head.for_decoding(torch.float32), tree=Tree.from_paths([[0], [1], [2], [3]]),
-            sampling=Sampling(temperature=3.0), seed=SEED, max_new_tokens=200, coupled=coupled,
-        )  # fmt: skip
+            model,
+            PROMPTS,
+            head=head.for_decoding(torch.float32),
+            tree=Tree.from_paths([[0], [1], [2], [3]]),
+            sampling=Sampling(temperature=3.0),
+            seed=SEED,
+            max_new_tokens=200,
+            coupled=coupled,
+        )
         taus[coupled] = sum(c.stats.kept for c in done) / sum(c.stats.rounds for c in done)
     assert taus[True] > taus[False]
 
@@ -153,9 +179,14 @@ def test_a_reduced_draft_vocabulary_changes_speed_and_not_text() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])
 def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
     done = complete(
-        loaded("llama_gqa"), PROMPTS, head=heads_for("llama_gqa", "random"), tree=TREES["deep"],
-        sampling=Sampling(temperature=temperature), seed=SEED, max_new_tokens=TOKENS,
-    )  # fmt: skip
+        loaded("llama_gqa"),
+        PROMPTS,
+        head=heads_for("llama_gqa", "random"),
+        tree=TREES["deep"],
+        sampling=Sampling(temperature=temperature),
+        seed=SEED,
+        max_new_tokens=TOKENS,
+    )
     for prompt, expected, found in zip(PROMPTS, reference("llama_gqa", "greedy"), done, strict=True):
         result = compare(loaded("llama_gqa"), prompt, expected, found.ids, Sampling(), SEED)
         assert result.equal or result.near_tie is not None

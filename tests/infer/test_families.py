@@ -1,43 +1,69 @@
 """The public forward of many model families verifies trees: their text with drafts is the plain one, sdpa and eager."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import transformers as tf
+
 from kit import compare, random_heads
 from treedraft.infer import Sampling, Target, TargetError, autoregressive, complete
 from treedraft.tree import Tree
 
 TREE = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]])
 PROMPTS = [[5, 9, 30, 41], [11] * 23]
-SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 96, "max_position_embeddings": 128, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3,
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 3,
     "initializer_range": 0.2,
-}  # fmt: skip
+}
 
 
-def gpt_sizes() -> dict[str, object]:
-    return {"n_embd": 64, "n_layer": 4, "n_head": 4, "vocab_size": 96, "n_positions": 128, "bos_token_id": 1, "eos_token_id": 2}
+def gpt_sizes() -> dict[str, Any]:
+    return {
+        "n_embd": 64,
+        "n_layer": 4,
+        "n_head": 4,
+        "vocab_size": 96,
+        "n_positions": 128,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
 
 
-FAMILIES = {
+FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: tf.LlamaConfig(**SIZES),
     "mistral": lambda: tf.MistralConfig(**SIZES, sliding_window=16),
     "qwen2": lambda: tf.Qwen2Config(**SIZES),
     "qwen3": lambda: tf.Qwen3Config(**SIZES, head_dim=32),
     "gemma2": lambda: tf.Gemma2Config(**SIZES, head_dim=32, sliding_window=8, query_pre_attn_scalar=32),
-    "gemma3": lambda: tf.Gemma3TextConfig(**SIZES, head_dim=32, sliding_window=8, query_pre_attn_scalar=32),
+    "gemma3": lambda: tf.Gemma3TextConfig(**{**SIZES, "head_dim": 32}, sliding_window=8, query_pre_attn_scalar=32),
     "phi3": lambda: tf.Phi3Config(**SIZES),
     "gpt_neox": lambda: tf.GPTNeoXConfig(**{k: v for k, v in SIZES.items() if k != "num_key_value_heads"}),
     "gpt2": lambda: tf.GPT2Config(**gpt_sizes(), initializer_range=0.2),
     "mixtral": lambda: tf.MixtralConfig(**SIZES, num_local_experts=4),
     "qwen3_moe": lambda: tf.Qwen3MoeConfig(
-        **SIZES, head_dim=32, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48
+        **{**SIZES, "head_dim": 32}, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48
     ),
     "falcon": lambda: tf.FalconConfig(
-        hidden_size=64, num_hidden_layers=4, num_attention_heads=4, vocab_size=96, alibi=False, bos_token_id=1, eos_token_id=2,
+        hidden_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        vocab_size=96,
+        alibi=False,
+        bos_token_id=1,
+        eos_token_id=2,
         initializer_range=0.2,
-    ),  # fmt: skip
+    ),
     "smollm3": lambda: tf.SmolLM3Config(**SIZES),
 }
 
@@ -82,7 +108,13 @@ def test_features_for_training_are_those_of_decoding_whatever_the_padding(family
 
 def test_alibi_positions_are_refused_by_name() -> None:
     config = tf.FalconConfig(
-        hidden_size=64, num_hidden_layers=2, num_attention_heads=4, vocab_size=96, alibi=True, bos_token_id=1, eos_token_id=2
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        vocab_size=96,
+        alibi=True,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     with pytest.raises(TargetError, match="ALiBi"):
         Target(tf.AutoModelForCausalLM.from_config(config))

@@ -1,12 +1,25 @@
 """Where runs end, what is streamed, what is counted, and what is refused."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessor
+
 from kit import WORD_ID, markov_ring, random_heads, ring_heads, target, tokenizer
 from treedraft.heads import Medusa
-from treedraft.infer import Chunk, Completion, GenerationError, Run, Sampling, Target, autoregressive, complete, generate
+from treedraft.infer import (
+    Chunk,
+    Completion,
+    GenerationError,
+    Run,
+    Sampling,
+    Target,
+    autoregressive,
+    complete,
+    generate,
+)
 from treedraft.tree import Tree
 
 CHAIN = Tree.chain(5)
@@ -96,7 +109,9 @@ def test_the_context_limits_the_budget_and_the_text_stays_the_references() -> No
 
 def test_rows_of_a_batch_end_apart_and_chunks_say_whose_they_are(ring: Target, exact: Medusa) -> None:
     prompts = [words(5), words(60), words(1, 2, 3, 20)]
-    chunks = list(generate(ring, prompts, head=exact, tree=CHAIN, max_new_tokens=20, end_ids=words(9, 70), batch_size=3))
+    chunks = list(
+        generate(ring, prompts, head=exact, tree=CHAIN, max_new_tokens=20, end_ids=words(9, 70), batch_size=3)
+    )
     by_row: dict[int, list[Chunk]] = {0: [], 1: [], 2: []}
     for chunk in chunks:
         by_row[chunk.row].append(chunk)
@@ -127,7 +142,15 @@ def test_two_interleaved_generators_do_not_disturb_each_other() -> None:
     ]
 
     def begin(s: dict) -> object:
-        return generate(model, s["prompts"], head=head, tree=Tree.chain(3), sampling=s["sampling"], seed=s["seed"], max_new_tokens=20)
+        return generate(
+            model,
+            s["prompts"],
+            head=head,
+            tree=Tree.chain(3),
+            sampling=s["sampling"],
+            seed=s["seed"],
+            max_new_tokens=20,
+        )
 
     alone = [[(c.row, c.ids) for c in begin(s)] for s in settings]  # type: ignore[attr-defined]
     runs = [begin(s) for s in settings]
@@ -165,9 +188,15 @@ def test_phases_add_up_to_the_time_of_the_run(ring: Target, exact: Medusa) -> No
 def test_all_faults_of_a_request_are_named_at_once(ring: Target, exact: Medusa) -> None:
     with pytest.raises(GenerationError) as error:
         complete(
-            ring, [[], [1] * 600, [400]], head=exact, tree=Tree.chain(6), max_new_tokens=-1, row_seeds=[1, -2],
-            batch_size=0, stop_strings=[""],
-        )  # fmt: skip
+            ring,
+            [[], [1] * 600, [400]],
+            head=exact,
+            tree=Tree.chain(6),
+            max_new_tokens=-1,
+            row_seeds=[1, -2],
+            batch_size=0,
+            stop_strings=[""],
+        )
     message = str(error.value)
     for fault in (
         "max_new_tokens must be at least 0, got -1",
@@ -204,7 +233,7 @@ def test_logits_that_are_not_finite_stop_the_run(law: Sampling) -> None:
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.mul_(3e4)
     broken = Target(model.half(), tokenizer())
-    with pytest.raises(GenerationError, match="logits are not finite.*fp32 or bf16"):
+    with pytest.raises(GenerationError, match=r"logits are not finite.*fp32 or bf16"):
         complete(broken, [words(5)], sampling=law, max_new_tokens=5)
 
 
@@ -212,16 +241,18 @@ def test_streamed_text_equals_the_decoded_ids(ring: Target) -> None:
     model = Target(target("llama_gqa"), tokenizer())
     head = random_heads(model).for_decoding(torch.float32)
     for seed in range(5):
-        chunks = list(generate(model, [[20, 21]], head=head, sampling=Sampling(temperature=1.5), seed=seed, max_new_tokens=30))
+        chunks = list(
+            generate(model, [[20, 21]], head=head, sampling=Sampling(temperature=1.5), seed=seed, max_new_tokens=30)
+        )
         ids = [i for c in chunks for i in c.ids]
         assert "".join(c.text for c in chunks) == model.tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def test_a_user_given_processor_sees_every_nodes_own_path(ring: Target, exact: Medusa) -> None:
-    class NoRepeatOfLast:
+    class NoRepeatOfLast(LogitsProcessor):
         """Forbids the successor of the text's last token: it must see drafted tokens to do its work."""
 
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
             scores = scores.clone()
             scores[torch.arange(len(scores)), scores.argmax(-1)] = torch.where(
                 input_ids[:, -1] % 3 == 0, float("-inf"), scores.max(-1).values
@@ -229,8 +260,14 @@ def test_a_user_given_processor_sees_every_nodes_own_path(ring: Target, exact: M
             return scores
 
     def texts(head: Medusa | None) -> Sequence[int]:
-        return complete(ring, [words(5)], head=head, tree=CHAIN, max_new_tokens=30, logits_processor=[NoRepeatOfLast()])[0].ids  # type: ignore[list-item]
+        return complete(
+            ring, [words(5)], head=head, tree=CHAIN, max_new_tokens=30, logits_processor=[NoRepeatOfLast()]
+        )[0].ids
 
-    expected = [i for c in autoregressive(ring, [words(5)], max_new_tokens=30, logits_processor=[NoRepeatOfLast()]) for i in c.ids]  # type: ignore[list-item]
+    expected = [
+        i
+        for c in autoregressive(ring, [words(5)], max_new_tokens=30, logits_processor=[NoRepeatOfLast()])
+        for i in c.ids
+    ]
     assert texts(exact) == texts(None) == expected
     assert expected != words(*range(6, 36))

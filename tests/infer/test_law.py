@@ -2,8 +2,9 @@
 
 import pytest
 import torch
-from kit import markov_rand, random_heads, tokenizer
 from scipy import stats
+
+from kit import markov_rand, random_heads, tokenizer
 from treedraft.heads import Medusa
 from treedraft.infer import Sampling, Target, complete
 from treedraft.tree import Tree
@@ -40,15 +41,28 @@ def check_fit(counts: torch.Tensor, expected: torch.Tensor) -> None:
     assert stats.chisquare(observed[keep].numpy(), wanted.numpy()).pvalue > 0.001
 
 
-@pytest.mark.parametrize("tree", [Tree.chain(2), Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0]])], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    "tree", [Tree.chain(2), Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0]])], ids=["chain", "tree"]
+)
 @pytest.mark.parametrize("draft", ["random", "contrary", "none"])
 def test_first_and_second_tokens_fit_the_known_law(known: tuple[Target, torch.Tensor], draft: str, tree: Tree) -> None:
     target, law = known
-    head = {"random": lambda: random_heads(target, 2), "contrary": lambda: contrary_heads(target, law), "none": lambda: None}[draft]()
+    head = {
+        "random": lambda: random_heads(target, 2),
+        "contrary": lambda: contrary_heads(target, law),
+        "none": lambda: None,
+    }[draft]()
     done = complete(
-        target, [PROMPT] * SAMPLES, head=head, tree=tree, sampling=Sampling(temperature=1.0), seed=97,
-        max_new_tokens=3, batch_size=250, end_ids=(),
-    )  # fmt: skip
+        target,
+        [PROMPT] * SAMPLES,
+        head=head,
+        tree=tree,
+        sampling=Sampling(temperature=1.0),
+        seed=97,
+        max_new_tokens=3,
+        batch_size=250,
+        end_ids=(),
+    )
     first = torch.tensor([c.ids[0] for c in done])
     second = torch.tensor([c.ids[1] for c in done])
     third = torch.tensor([c.ids[2] for c in done])

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from treedraft.infer import gumbel, noise_bits, row_seed
 
 # From a plain-Python SplitMix64: bits of seeds 0 and 12345, positions 0 and 77, tokens 0, 1 and 49151.

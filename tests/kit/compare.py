@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
 from treedraft.infer import Sampler, Sampling, Target
 
 TOLERANCE = 5e-4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+
 from treedraft.heads import Medusa, MedusaConfig, build_head
 from treedraft.infer import Target
 

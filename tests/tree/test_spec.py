@@ -2,6 +2,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+
 from treedraft.tree import Tree, TreeError, best_tree, default_tree, load_tree, parse_tree, save_tree
 
 ACCEPTANCE = [[0.6, 0.2, 0.1], [0.5, 0.25, 0.05]]

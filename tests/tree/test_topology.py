@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from treedraft.tree import Tree, TreeError, ancestor_mask, make_draft, path_nodes
 
 PATHS = [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
