@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from rich.table import Table
+from typer import Option
 
 from .console import out
 from .options import (
@@ -50,6 +51,10 @@ def command(
     batch_size: BatchSize = 8,
     turns: Turns = "first",
     limit: Limit = None,
+    drafts: Annotated[
+        Literal["coupled", "top-k"],
+        Option(help="At temperature > 0: drafts that look at the seed's noise, or the heads' plain top-k."),
+    ] = "coupled",
     json: Json = None,
 ) -> None:
     """Decode prompts with the tree and count: the mean accepted length τ (tokens for each round, plain decoding being
@@ -72,6 +77,7 @@ def command(
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         seed=seed,
+        coupled=drafts == "coupled",
     )
     result = evaluation.to_dict()
     result["settings"] |= {"target": target, "heads": heads, "tree_name": tree, "prompts": str(prompts), "turns": turns}

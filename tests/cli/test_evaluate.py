@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from treedraft.heads import MedusaConfig, build_head, save_head
+from treedraft.infer import load_target
+
 from .conftest import Call
 
 
@@ -49,3 +52,23 @@ def test_one_token_has_no_round_and_no_tau(call: Call, ring: Path, heads: Path, 
     shown = call(*asked, "--tree", "chain:1")
     assert json.loads(out.read_text())["tau"] is None
     assert "no rounds" in shown.out
+
+
+def test_plain_top_k_drafts_accept_less_at_a_high_temperature(
+    call: Call, llama: Path, tmp_path: Path, prompts: Path
+):
+    target = load_target(str(llama), "fp32")
+    head = build_head(MedusaConfig(2, 64, 96, 4), target.output_layer())
+    save_head(head, tmp_path / "heads", target.facts)
+    taus = {}
+    for drafts in ("coupled", "top-k"):
+        out = tmp_path / f"{drafts}.json"
+        call(
+            "evaluate", "--target", llama, "--heads", tmp_path / "heads", "--prompts", prompts, "--tree", "chain:1",
+            "--temperature", 50, "--max-new-tokens", 40, "--drafts", drafts, "--json", out,
+        )  # fmt: skip
+        result = json.loads(out.read_text())
+        assert result["settings"]["coupled"] == (drafts == "coupled")
+        taus[drafts] = result["tau"]
+    # Almost uniform laws: the noise alone decides, and coupled drafts read it.
+    assert taus["coupled"] > 1.5 > taus["top-k"]
