@@ -20,7 +20,7 @@ from .material import TrainError
 from .measure import BEST, keep_best, measure
 from .optimise import StepReport, optimiser_step
 from .rng import capture_rng
-from .run import Run, check_config, set_up, start_accelerator
+from .run import Run, check_config, end_accelerator, set_up, start_accelerator
 from .stopping import StopSignals
 from .tracking import count_values, speaker, start_tracker
 
@@ -72,7 +72,7 @@ def train(
     start_tracker(accelerator, config, out)
     with StopSignals() as stop:
         progress, evaluation = _run_steps(run, progress, stop, on_step)
-    accelerator.end_training()
+    end_accelerator(accelerator)
     _check_target(target, progress, say)
     return _result(run, progress, evaluation, stop.received if progress.step < run.total_steps else None)
 

@@ -89,8 +89,9 @@ def _check_something_to_learn(rows: Sequence[Encoded]) -> None:
     """A head's first label is the second supervised token in a row: without one there would be nothing to train."""
     if not any(a and b for row in rows for a, b in itertools.pairwise(row.mask)):
         raise DataError(
-            f"none of the {len(rows)} training rows has two supervised tokens in a row: there is nothing to draft, since "
-            "a draft starts after a token that the target has written. Give longer answers or a larger data.max_length"
+            f"none of the {len(rows)} training rows has two supervised tokens in a row: there is nothing to draft, "
+            "since a draft starts after a token that the target has written. Give longer answers, or a larger "
+            "data.max_length"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Literal
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
@@ -81,10 +83,28 @@ def start_accelerator(config: TrainConfig) -> Accelerator:
         project_dir=config.checkpoint.out,
         kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
     )
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if launched != accelerator.num_processes:
+        raise TrainError(
+            f"{launched} processes were launched, but accelerate sees {accelerator.num_processes}: they would "
+            "overwrite each other. On the CPU set ACCELERATE_USE_CPU=true"
+        )
     kind = accelerator.distributed_type.value
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU"):
         raise TrainError(f"training runs in one process or data-parallel, accelerate is configured for {kind}")
     return accelerator
+
+
+def end_accelerator(accelerator: Accelerator) -> None:
+    """Closes trackers. Of a single process the process-wide state goes too: the next run may differ in precision.
+
+    Several processes keep their group: it cannot be made twice under one launch.
+    """
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    if accelerator.num_processes == 1:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
 
 
 def set_up(

@@ -1,0 +1,19 @@
+"""Training tests run on one thread, and none inherits Accelerate's process-wide state from another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+
+@pytest.fixture(autouse=True)
+def accelerate_from_scratch() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
