@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from enum import StrEnum
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,7 +38,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from ..infer import Sampling
-    from .speed import Decode, Timing
+    from .speed import Decode, Request, Timing
+
+    Load = Callable[[], PreTrainedModel]
 
 EXAMPLE = "Example: treedraft bench --heads runs/demo/train/best/heads --prompts runs/demo/bench.jsonl --repeats 5"
 
@@ -107,36 +110,43 @@ def bench(
     from tqdm import tqdm
 
     from ..infer import machine, versions
-    from .speed import Request, check_prompts, measure, summarise
+    from . import speed
 
     target = parts.target
-    request = Request(law, max_new_tokens, seed, target.end_ids)
-    check_prompts(target, prompts, request)
+    request = speed.Request(law, max_new_tokens, seed, target.end_ids)
+    speed.check_prompts(target, prompts, request)
     untouched = cache(lambda: _untouched_model(spec, parts))
     wanted = [mode for mode in MODES if mode in modes]
     decoders = {mode.value: _decoder(mode, parts, request, untouched) for mode in wanted}
     with tqdm(total=repeats * len(prompts), desc="bench", unit="prompt", disable=None) as bar:
-        timings = measure(decoders, prompts, repeats, bar.update)
-    figures = {name: summarise(repeats_of) for name, repeats_of in timings.items()}
+        timings = speed.measure(decoders, prompts, repeats, bar.update)
+    figures = {name: speed.summarise(repeats_of) for name, repeats_of in timings.items()}
     return {
         "modes": figures,
         "ratio": _ratios(figures),
         "identical": _identity(timings, prompts, law, seed, untouched),
         "settings": {
+            **_settings(parts, request),
             "target": spec,
-            "tree_nodes": parts.tree.size if parts.tree else 1,
             "prompts_decoded": len(prompts),
-            "max_new_tokens": max_new_tokens,
-            "seed": seed,
             "repeats": repeats,
-            "dtype": str(target.dtype).removeprefix("torch."),
-            "device": str(target.device),
-            "attention": _attention(parts),
-            "batch_size": 1,
-            **vars(law),
         },
         "machine": machine(),
         "versions": versions(),
+    }
+
+
+def _settings(parts: Parts, request: Request) -> dict[str, Any]:
+    return {
+        "tree_nodes": parts.tree.size if parts.tree else 1,
+        "max_new_tokens": request.max_new_tokens,
+        "seed": request.seed,
+        "end_ids": list(request.end_ids),
+        "dtype": str(parts.target.dtype).removeprefix("torch."),
+        "device": str(parts.target.device),
+        "attention": _attention(parts),
+        "batch_size": 1,
+        **asdict(request.sampling),
     }
 
 
@@ -153,7 +163,7 @@ def _attention(parts: Parts) -> str:
     return parts.target.model.config._attn_implementation or "sdpa"
 
 
-def _decoder(mode: Mode, parts: Parts, request: Any, untouched: Any) -> Decode:
+def _decoder(mode: Mode, parts: Parts, request: Request, untouched: Load) -> Decode:
     from .speed import hf_decoder, tree_decoder
 
     if mode is Mode.HF_GENERATE:
@@ -169,7 +179,7 @@ def _ratios(figures: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _identity(
-    timings: dict[str, list[list[Timing]]], prompts: Sequence[Sequence[int]], law: Sampling, seed: int, untouched: Any
+    timings: dict[str, list[list[Timing]]], prompts: Sequence[Sequence[int]], law: Sampling, seed: int, untouched: Load
 ) -> dict[str, Any]:
     """Compares the first repeat of all modes; Hugging Face draws its samples by another rule, so greedy only."""
     from .identity import compare, target_scores

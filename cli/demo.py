@@ -6,7 +6,7 @@ import json as json_format
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,8 +57,34 @@ class Scale:
     tree: str
 
 
-FULL = Scale(320, 96, 0.7, 32, 6, 8, 4, 8192, 16, 16, 64, 2, "best:8")
-FAST = Scale(16, 12, 0.7, 8, 1, 8, 2, None, 2, 2, 8, 1, "best:4")
+FULL = Scale(
+    prompts=320,
+    answer_tokens=96,
+    answer_temperature=0.7,
+    answer_batch=32,
+    epochs=6,
+    rows_per_step=8,
+    heads=4,
+    draft_vocabulary=8192,
+    chooser_prompts=16,
+    bench_prompts=16,
+    bench_tokens=64,
+    repeats=2,
+    tree="best:8",
+)
+FAST = replace(
+    FULL,
+    prompts=16,
+    answer_tokens=12,
+    epochs=1,
+    heads=2,
+    draft_vocabulary=None,
+    chooser_prompts=2,
+    bench_prompts=2,
+    bench_tokens=8,
+    repeats=1,
+    tree="best:4",
+)
 
 
 @dataclass
@@ -98,7 +124,7 @@ def command(
     with steps.step("answers", f"Let it answer {scale.prompts} prompts"):
         _answer(parts, prompts["train"], work, scale, seed)
     with steps.step("training", f"Train {scale.heads} Medusa heads on its answers"):
-        heads = _train(parts, target, work, scale, seed)
+        heads = _train(parts, {"spec": target, "dtype": dtype}, work, scale, seed)
     parts = fit_heads(parts.target, str(heads), scale.tree)
     with steps.step("answer", "Decode a prompt that it has not seen"):
         _show_answer(parts, prompts["bench"][0], scale.bench_tokens)
@@ -109,7 +135,8 @@ def command(
     show(result)
     write_json(result, json)
     took = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in steps.seconds.items())
-    out().print(f"Steps: {took}; together {sum(steps.seconds.values()):.0f} s. The table is also in {json}.")
+    whole = sum(steps.seconds.values())
+    out().print(f"Steps: {took}; together {whole:.0f} s. The table is also in {json}.", soft_wrap=True)
 
 
 def _claim(work: Path, settings: dict[str, Any]) -> None:
@@ -146,16 +173,16 @@ def _answer(parts: Parts, prompts: list[Prompt], work: Path, scale: Scale, seed:
 
     law = Sampling(temperature=scale.answer_temperature)
     done = distill_to(parts, prompts, work / "answers.jsonl", law, scale.answer_tokens, seed, scale.answer_batch)
-    out().print(account(done))
+    out().print(account(done), soft_wrap=True)
 
 
-def _train(parts: Parts, target: str, work: Path, scale: Scale, seed: int) -> Path:
+def _train(parts: Parts, target: dict[str, str], work: Path, scale: Scale, seed: int) -> Path:
     """Trains, or goes on training; gives the folder of the best heads. Raises Exit if it was stopped by a signal."""
     from ..train import parse_config, train
 
     config = parse_config(
         {
-            "target": {"spec": target},
+            "target": target,
             "data": {"paths": [str(work / "answers.jsonl")], "prompts": str(work / "choose.jsonl")},
             "checkpoint": {"out": str(work / "train")},
             "heads": {"num_heads": scale.heads, "draft_vocab_size": scale.draft_vocabulary},

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
-from ..infer import Run, Sampling, Stats, generate, row_seed
+from ..infer import GenerationError, Run, Sampling, Stats, generate, row_seed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,7 +49,16 @@ Decode = Callable[[int, Sequence[int]], Timing]
 
 
 def check_prompts(target: Target, prompts: Sequence[Sequence[int]], request: Request) -> None:
-    """Raises GenerationError or TargetError if any of the prompts cannot be served."""
+    """Raises GenerationError or TargetError if any of the prompts cannot be served to its whole budget.
+
+    treedraft ends at the context, Hugging Face ``generate`` goes on: the two would not do the same work.
+    """
+    longest = max(len(prompt) for prompt in prompts) + request.max_new_tokens
+    if longest > target.context:
+        raise GenerationError(
+            f"the longest prompt and {request.max_new_tokens} new tokens need {longest} positions, the target's context has "
+            f"{target.context}: lower --max-new-tokens to {request.max_new_tokens - longest + target.context} or less"
+        )
     stream = generate(target, prompts, sampling=request.sampling, max_new_tokens=request.max_new_tokens, batch_size=1)
     next(stream, None)  # all prompts are checked before the first chunk
 

@@ -61,6 +61,14 @@ def test_the_tree_is_not_measured_without_heads(call: Call, llama: Path, prompts
     assert "needs heads" in shown.err
 
 
+def test_a_budget_beyond_the_context_is_refused(call: Call, llama: Path, prompts: Path):
+    asked = ("bench", "--target", llama, "--heads", "none", "--modes", "plain", "--prompts", prompts)
+    shown = call(*asked, "--max-new-tokens", 250)
+    assert shown.code == 2
+    assert "need 258 positions" in shown.err
+    assert "lower --max-new-tokens to 248 or less" in shown.err
+
+
 def test_decoders_take_turns_and_the_warm_up_is_left_out():
     calls: list[tuple[str, int]] = []
 
