@@ -55,9 +55,10 @@ def check_prompts(target: Target, prompts: Sequence[Sequence[int]], request: Req
     """
     longest = max(len(prompt) for prompt in prompts) + request.max_new_tokens
     if longest > target.context:
+        room = target.context - longest + request.max_new_tokens
         raise GenerationError(
-            f"the longest prompt and {request.max_new_tokens} new tokens need {longest} positions, the context "
-            f"has {target.context}: lower --max-new-tokens to {request.max_new_tokens - longest + target.context} or less"
+            f"the longest prompt and {request.max_new_tokens} new tokens need {longest} positions, the context has "
+            f"{target.context}: lower --max-new-tokens to {room} or less"
         )
     stream = generate(target, prompts, sampling=request.sampling, max_new_tokens=request.max_new_tokens, batch_size=1)
     next(stream, None)  # all prompts are checked before the first chunk
