@@ -1,0 +1,68 @@
+"""T(n): what one target forward over n new tokens costs here, as Hugging Face runs it and with packed linear layers.
+
+    python benchmarks/forward_cost.py --target smollm2-135m --dtype auto --context 256
+
+The two are timed in turns, n by n; the figure is the median. Decoding pays if the mean accepted length of a tree of n
+nodes exceeds T(n) / T(1) with something to spare for drafting and verifying.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from treedraft.infer import Target, load_model, machine, versions
+from treedraft.infer.masks import causal_ancestors
+from treedraft.tree import Tree
+
+SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+
+
+def forward_over(target: Target, context: int, nodes: int) -> Callable[[], object]:
+    """A forward over a chain of ``nodes`` behind ``context`` cached tokens, nothing committed."""
+    generator = torch.Generator().manual_seed(0)
+    cache = target.new_cache(1, context + nodes)
+    text = torch.randint(0, target.vocab_size, (1, context), generator=generator).to(target.device)
+    counts = torch.tensor([context], device=target.device)
+    positions = torch.arange(context, device=target.device)[None]
+    target.forward(text, positions, causal_ancestors(counts, context), cache, keep=counts[:, None] - 1)
+    cache.append([context])
+    draft = Tree.chain(nodes - 1).draft(text[:, :nodes])
+    return lambda: target.forward(draft.tokens, context + draft.depth, draft.ancestors, cache)
+
+
+def main(
+    target: Annotated[str, typer.Option(help="Hub id, local folder or smollm2-135m.")] = "smollm2-135m",
+    dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
+    context: Annotated[int, typer.Option(help="Tokens in the cache.")] = 256,
+    repeats: Annotated[int, typer.Option(help="Forwards of each kind.")] = 15,
+) -> None:
+    models = {"plain": Target(load_model(target, dtype)[0]), "packed": Target(load_model(target, dtype)[0], pack=True)}
+    table = Table("n", "plain, ms", "packed, ms", "packed T(n)/T(1)")
+    first = 0.0
+    for nodes in SIZES:
+        runs = {name: forward_over(model, context, nodes) for name, model in models.items()}
+        seconds: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(repeats):
+            for name, run in runs.items():
+                start = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - start)
+        plain, packed = (1e3 * statistics.median(seconds[name]) for name in ("plain", "packed"))
+        first = first or packed
+        table.add_row(str(nodes), f"{plain:.1f}", f"{packed:.1f}", f"{packed / first:.2f}")
+    console = Console()
+    console.print(f"{target}, {models['packed'].dtype}, {context} tokens cached, one row")
+    console.print(machine(), versions())
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
