@@ -115,15 +115,18 @@ def _sum_chunks(
         rows = slice(begin, min(begin + chunk, len(hidden)))
         logits = _wide(F.linear(hidden[rows], weight, bias))  # [m, W]
         label = labels[rows, None]
-        hits += (logits.argmax(-1, keepdim=True) == label).sum()
-        normaliser = logits.logsumexp(-1, keepdim=True)
-        total += normaliser.sum() - (1 - share) * logits.gather(1, label).sum()
+        top, best = logits.max(-1, keepdim=True)
+        hits += (best == label).sum()
+        wanted = (1 - share) * logits.gather(1, label)  # [m, 1]: the logits of what is wanted
         law = None if teacher is None else teacher.law(rows)
         if law is not None:
-            total -= share * (law * logits).sum()
+            wanted += share * (law * logits).sum(-1, keepdim=True)
+        slope = logits.sub_(top).exp_()  # in place from here on
+        normaliser = slope.sum(-1, keepdim=True)
+        total += (normaliser.log() + top - wanted).sum()  # differences first: the terms are far larger than the loss
         if grads.hidden is None and grads.weight is None and grads.bias is None:
             continue
-        slope = logits.sub_(normaliser).exp_()  # the softmax, in place; minus the wanted law it is d loss / d logits
+        slope.div_(normaliser)  # the softmax; minus the wanted law it is d loss / d logits
         slope.scatter_add_(1, label, torch.full_like(label, share - 1, dtype=slope.dtype))
         if law is not None:
             slope.sub_(law, alpha=share)

@@ -114,7 +114,7 @@ def test_parts_of_a_step_add_up_to_the_whole(ring: Target):
         batch = collate([row], 0)
         features = ring.features(batch.tokens, batch.lengths, head.taps)
         parts += train_step(head, features, None, batch.tokens, batch.mask, totals, Objective())[0].item()
-    assert together.item() == pytest.approx(parts, abs=1e-6)
+    assert together.item() == pytest.approx(parts, rel=1e-6)
 
 
 def test_an_empty_row_counts_nothing_and_leaves_zero_gradients(ring: Target):
