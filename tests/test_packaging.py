@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -94,6 +96,32 @@ def test_the_tested_pins_lie_within_the_ranges_and_name_every_dependency(project
     assert not faults
 
 
+# Imported, and never without the package that requires it.
+BROUGHT_ALONG = {
+    "huggingface_hub": "transformers",
+    "numpy": "transformers",
+    "packaging": "transformers",
+    "pyarrow": "datasets",
+    "pydantic_core": "pydantic",
+    "tokenizers": "transformers",
+}
+
+
+def test_every_imported_package_is_a_declared_dependency(project: dict, tracked: list[str]):
+    needed = [*project["project"]["dependencies"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        needed += extra
+    declared = {_normal(Requirement(line).name) for line in needed}
+    owners = packages_distributions()
+    missing = []
+    for name in (name for name in tracked if name.endswith(".py")):
+        for module in _absolute_imports(ROOT / name) - {"treedraft", "kit"} - sys.stdlib_module_names:
+            possible = [BROUGHT_ALONG[module]] if module in BROUGHT_ALONG else owners.get(module, [module])
+            if not declared & {_normal(owner) for owner in possible}:
+                missing.append(f"{name} imports {module}")
+    assert not missing
+
+
 def test_no_tracked_file_points_outside_the_checkout(tracked: list[str]):
     outside = ("../" + "shared", "/" + "work/")
     found = []
@@ -104,6 +132,17 @@ def test_no_tracked_file_points_outside_the_checkout(tracked: list[str]):
         text = path.read_bytes().decode(errors="ignore")
         found += [f"{name}: {word}" for word in outside if word in text]
     assert not found
+
+
+def _absolute_imports(file: Path) -> set[str]:
+    """Top-level names of the packages that ``file`` imports, anywhere in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
 
 
 def _package_files() -> list[Path]:
