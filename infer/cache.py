@@ -11,6 +11,7 @@ rotated for their own positions, and a node's depth is its final offset, so movi
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,17 @@ from torch import Tensor
 from transformers import Cache
 
 from .path import Path
+
+
+def close_ranks(stays: Sequence[bool]) -> list[int]:
+    """Which old row each new one is, when some leave: the gaps are filled from the end, the others stay in place.
+
+    >>> close_ranks([True, False, True, False, True])
+    [0, 4, 2]
+    """
+    order = list(range(sum(stays)))
+    movers = [row for row in range(len(order), len(stays)) if stays[row]]
+    return [row if stays[row] else movers.pop() for row in order]
 
 
 @dataclass(frozen=True)
@@ -105,10 +117,18 @@ class KVCache(Cache):
         self.host_lengths = [length + count for length, count in zip(self.host_lengths, counts, strict=True)]
 
     def select(self, rows: list[int]) -> KVCache:
-        """The cache of some rows, in a given order; the others' memory is freed with this one."""
+        """The cache of some rows, row i being the old row ``rows[i]`` >= i; the old cache is used up.
+
+        Rows only move to the front, in place, so one that leaves costs one row's copy at most (see ``close_ranks``).
+        """
+        assert all(row >= i for i, row in enumerate(rows))
         chosen = torch.tensor(rows, device=self.lengths.device)
+        for block in self._blocks:
+            for i, row in enumerate(rows):
+                if row != i:
+                    block[:, i] = block[:, row]
         kept = copy.copy(self)
-        kept._blocks = [block.index_select(1, chosen) for block in self._blocks]
+        kept._blocks = [block[:, : len(rows)] for block in self._blocks]
         kept.lengths = self.lengths[chosen]
         kept.host_lengths = [self.host_lengths[r] for r in rows]
         return kept

@@ -14,6 +14,7 @@ from transformers import LogitsProcessor
 
 from ..heads import Accepted, Drafter, NoHead
 from ..tree import Tree, TreeError, default_tree, root_draft
+from .cache import close_ranks
 from .masks import causal_ancestors
 from .noise import row_seed
 from .request import Chunk, Request
@@ -122,7 +123,7 @@ def _run_batch(
     clock.lap("prefill")
     chunks = [row.take_first(token) for row, token in zip(rows, first, strict=True)]
     while True:
-        keep = [i for i, row in enumerate(rows) if row.reason is None]
+        keep = close_ranks([row.reason is None for row in rows])
         if keep and len(keep) < len(rows):
             state = state.select(keep)
         rows = [rows[i] for i in keep]

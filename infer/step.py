@@ -42,7 +42,7 @@ class State:
         return State(self.cache, self.text.extend(path), accepted, memory, self.sampler)
 
     def select(self, rows: list[int]) -> State:
-        """The state of some rows: the others are done."""
+        """The state of some rows, row i being the old row ``rows[i]`` >= i; the old state is used up."""
         chosen = torch.tensor(rows, device=self.accepted.count.device)
         memory = None if self.memory is None else self.memory.select(chosen)
         accepted, text = self.accepted.select(chosen), self.text.select(chosen)

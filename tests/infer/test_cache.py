@@ -18,7 +18,7 @@ from treedraft.infer import (
     lossless,
     prefill,
 )
-from treedraft.infer.cache import LayerSizes
+from treedraft.infer.cache import LayerSizes, close_ranks
 from treedraft.tree import Tree
 
 PROMPTS = [[20, 30, 40], [50] * 9, [i % 83 + 13 for i in range(21)]]
@@ -110,7 +110,10 @@ def test_rows_that_stay_keep_their_cache_when_others_leave() -> None:
     head = random_heads(model).for_decoding(torch.float32)
     state = start(model, head, PROMPTS)
     state, _ = step(model, head, state)
-    state = state.select([2, 0])
+    texts = [text.tolist() for text in state.text.rows()]
+    with torch.inference_mode():
+        state = state.select(close_ranks([False, True, True]))
+    assert [text.tolist() for text in state.text.rows()] == [texts[2], texts[1]]
     check_equals_prefill(model, state)
     state, _ = step(model, head, state)
     check_equals_prefill(model, state)
