@@ -4,6 +4,7 @@
     step-000015/training.pt     optimiser state and random generators (tensors and plain values, read with weights_only)
     step-000015/progress.json   steps done, best tau, and what a resumed run must have in common with this one
     step-000015/manifest.json   sizes and SHA-256 of the files above, written last
+    best/heads/                 the heads with the largest measured tau; best/evaluation.json says how it was measured
 
 The learning rate and the order of the rows are functions of the step and the seed, so they need no state of their own.
 """
@@ -19,10 +20,11 @@ from typing import Any, Literal
 import torch
 
 from ..heads import Medusa, Output, TargetFacts, load_head, save_head
-from .folders import CheckpointError, check_whole, latest, rotate, step_folder, steps_in, write_folder
+from .folders import CheckpointError, check_whole, check_writable, latest, rotate, step_folder, steps_in, write_folder
 from .settings import changed_keys
 
 HEADS_FOLDER = "heads"
+BEST = "best"
 TRAINING_FILE = "training.pt"
 PROGRESS_FILE = "progress.json"
 
@@ -80,15 +82,17 @@ def save_checkpoint(
 def find_checkpoint(out: Path, resume: bool | Path) -> Path | None:
     """The checkpoint a run in ``out`` goes on from: None to start fresh. Changes nothing.
 
-    resume False: refuses if ``out`` holds checkpoints. True: the newest whole one, None if there are none. A folder:
+    resume False: refuses if ``out`` holds another run's. True: the newest whole one, None if there are none. A folder:
     that one. Raises CheckpointError naming the folder and the file.
     """
+    check_writable(out)
     present = steps_in(out)
     if resume is False:
-        if present:
+        names = [path.name for _, path in present] + [BEST] * (out / BEST).exists()
+        if names:
             raise CheckpointError(
-                f"{out} holds the checkpoints of another run ({present[0][1].name} to {present[-1][1].name}); "
-                "go on from the newest with --resume, or choose another folder with checkpoint.out"
+                f"{out} holds {', '.join(names)} of another run; "
+                "go on from its newest checkpoint with --resume, or choose another folder with checkpoint.out"
             )
         return None
     if resume is True:

@@ -56,13 +56,13 @@ class DataConfig:
         default=None,
         description="prompts file (JSONL) to measure tau on; null uses the first prompts of the held-out rows",
     )
-    turns: Literal["first", "all"] = Field(default="first", description="which turns of the prompts file are used")
+    turns: Literal["all", "last"] = Field(default="all", description="which assistant turns of a row are supervised")
     features: Literal["auto", "online", "memory"] = Field(
         default="auto",
         description="target features: computed online, kept in memory, or in memory if they take at most features_gib",
     )
     features_gib: NotNegative = Field(
-        default=4.0, description="most memory (GiB per process) that features: auto may take"
+        default=4.0, description="most main memory (GiB per process) that features: auto may take"
     )
 
 
@@ -185,7 +185,6 @@ FREE_ON_RESUME = (
     "data.features",
     "data.features_gib",
     "data.prompts",
-    "data.turns",
     "eval",
     "loss.chunk",
     "tracker",

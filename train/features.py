@@ -40,14 +40,14 @@ class TargetFeatures:
         return tokens * len(self._taps) * self._target.facts.hidden_size * self._target.dtype.itemsize
 
     def keep_all(self, show_progress: bool) -> None:
-        """Computes all features now, in groups of rows of like length. Raises TargetError naming rows."""
+        """Computes all features now, into main memory, in groups of like length. Raises TargetError naming rows."""
         order = sorted(range(len(self.rows)), key=lambda i: len(self.rows[i].ids))
         starts = range(0, len(order), GROUP_ROWS)
         for start in tqdm(starts, desc="target features", unit=" groups", disable=None if show_progress else True):
             group = order[start : start + GROUP_ROWS]
             batch = collate([self.rows[i] for i in group], 0)
             for i, feature in zip(group, self._compute(group, batch), strict=True):
-                self._kept[i] = feature[: len(self.rows[i].ids)].clone()
+                self._kept[i] = feature[: len(self.rows[i].ids)].clone().cpu()
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """These rows padded, on the target's device; -1 is a row of one pad token with mask 0."""
@@ -60,6 +60,7 @@ class TargetFeatures:
         if self._kept:
             blank = next(iter(self._kept.values()))[:1]
             features = pad_sequence([self._kept[i] if i >= 0 else torch.zeros_like(blank) for i in indices], True)
+            features = features.to(self._target.device)
         else:
             features = self._compute(indices, batch)
         if not self._teacher:

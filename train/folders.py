@@ -100,11 +100,32 @@ def latest(out: str | Path) -> Path | None:
     return None
 
 
+def check_writable(out: Path) -> None:
+    """Raises CheckpointError if ``out`` cannot be made or written to, without making it."""
+    place = out
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        what = "is not a folder" if not place.is_dir() else "cannot be written to"
+        raise CheckpointError(f"checkpoints cannot go into {out}: {place} {what}; choose another checkpoint.out")
+
+
 def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     """Makes ``folder`` out of what ``fill(temporary folder)`` writes: whole or not at all.
 
     A folder already there under that name is kept as ``<name>.replaced``, ``.replaced-2``, ...
+    Raises CheckpointError if the disk refuses.
     """
+    try:
+        _write_aside(folder, fill)
+        _flush(folder.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"{folder} could not be written, earlier checkpoints are as they were: {error}"
+        ) from error
+
+
+def _write_aside(folder: Path, fill: Callable[[Path], None]) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{folder.name}.writing-{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
@@ -125,7 +146,6 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-    _flush(folder.parent)
 
 
 def rotate(out: Path, keep: int) -> None:

@@ -12,12 +12,12 @@ from accelerate.utils import gather_object
 from tqdm import tqdm
 
 from ..infer import Target, load_target
-from .checkpoint import HEADS_FOLDER, Progress, find_checkpoint, save_checkpoint
+from .checkpoint import BEST, HEADS_FOLDER, Progress, find_checkpoint, save_checkpoint
 from .config import TrainConfig
 from .evaluate import Evaluation
 from .folders import clear_leftovers, step_folder
 from .material import TrainError
-from .measure import BEST, keep_best, measure
+from .measure import keep_best, measure
 from .optimise import StepReport, optimiser_step
 from .rng import capture_rng
 from .run import Run, check_config, end_accelerator, set_up, start_accelerator

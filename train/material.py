@@ -45,8 +45,8 @@ def gather_material(config: TrainConfig, target: Target, say: Callable[[str], No
         raise TargetError(f"{target.facts.name or 'the target'} has no tokenizer: conversations cannot be read")
     data = config.data
     source = itertools.chain.from_iterable(read_rows(path, data.split) for path in data.paths)
-    rows, summary = prepare(source, target.tokenizer, data.max_length)
-    skipped = "".join(f"; {len(names)} skipped: {reason}" for reason, names in summary.skipped.items())
+    rows, summary = prepare(source, target.tokenizer, data.max_length, data.turns)
+    skipped = "".join(f"; {len(names)} skipped ({_some(names)}): {why}" for why, names in summary.skipped.items())
     say(f"data: {summary.used} of {summary.read} rows, {summary.supervised} supervised tokens{skipped}")
     _check_lengths(rows, target)
     rows, held_out = split_rows(rows, data.holdout, config.seed)
@@ -79,7 +79,7 @@ def _check_lengths(rows: Sequence[Encoded], target: Target) -> None:
     if long:
         raise DataError(
             f"{len(long)} rows are longer than the target's context of {target.context} tokens "
-            f"({', '.join(row.id for row in long[:3])}{', ...' if len(long) > 3 else ''}): "
+            f"({_some([row.id for row in long])}): "
             f"set data.max_length to {target.context} or less"
         )
     check_rope(target.config, target.facts.name, max(len(row.ids) for row in rows))
@@ -109,3 +109,7 @@ def _prompts(
     starts = [row.ids[: row.mask.index(1)] for row in held_out[: config.eval.prompts]]
     kept = [start for start in starts if start]
     return kept, [None] * len(kept)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -11,14 +11,13 @@ from accelerate.utils import gather_object
 
 from ..heads import save_head
 from ..infer import Sampling, row_seed
-from .checkpoint import HEADS_FOLDER, Progress
+from .checkpoint import BEST, HEADS_FOLDER, Progress
 from .evaluate import Evaluation, evaluate
 from .rng import undisturbed_rng
 from .run import Run, sum_over_processes
 from .step import Counts
 from .tracking import count_values, evaluation_line, evaluation_values
 
-BEST = "best"
 EVALUATION_FILE = "evaluation.json"
 
 

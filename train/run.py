@@ -144,7 +144,7 @@ def set_up(
         features=features,
         held_out=held_out,
         head=head,
-        model=accelerator.prepare_model(HeadsInTraining(head, _objective(config, target))),
+        model=accelerator.prepare_model(HeadsInTraining(head, _objective(config, target)), device_placement=False),
         optimizer=optimizer,
         plan=plan,
         total_steps=min(every_epoch, config.optim.max_steps or every_epoch),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from treedraft.infer import Target
 from treedraft.train import StepReport, TrainConfig, parse_config, train
@@ -64,6 +65,43 @@ def config(rows: Path, out: Path, *overrides: str) -> TrainConfig:
         "seed": 1,
     }
     return parse_config(content, overrides)
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """The heads' tensors in a checkpoint."""
+    return load_file(checkpoint / "heads" / "heads.safetensors")
+
+
+def assert_same_weights(ours: Path, theirs: Path, atol: float = 0.0) -> None:
+    torch.testing.assert_close(weights(ours), weights(theirs), rtol=0.0, atol=atol)
+
+
+def forty_rows(folder: Path) -> Path:
+    """A file of forty short chats of unequal lengths: ten steps an epoch."""
+    return write_rows(folder / "rows.jsonl", [chat(i, 3 + i % 7) for i in range(40)])
+
+
+def record(reports: list[StepReport], stop_at: int = 0, number: int = signal.SIGTERM) -> Any:
+    """An ``on_step`` that keeps the reports and, after step ``stop_at``, sends this process a signal."""
+
+    def note(report: StepReport) -> None:
+        reports.append(report)
+        if report.step == stop_at:
+            os.kill(os.getpid(), number)
+
+    return note
+
+
+class Killed(Exception):
+    """Ends a run in this process without any saving, as a kill does."""
+
+
+def killed_at(step: int) -> Any:
+    def note(report: StepReport) -> None:
+        if report.step == step:
+            raise Killed
+
+    return note
 
 
 def kill_at(step: int) -> Any:

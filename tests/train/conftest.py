@@ -8,6 +8,9 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
+from kit.training import tiny
+from treedraft.infer import Target
+
 
 @pytest.fixture(autouse=True)
 def accelerate_from_scratch() -> Iterator[None]:
@@ -17,3 +20,8 @@ def accelerate_from_scratch() -> Iterator[None]:
     torch.set_num_threads(threads)
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+@pytest.fixture(scope="module")
+def gqa() -> Target:
+    return tiny("llama_gqa")

@@ -57,6 +57,15 @@ def test_a_failed_write_leaves_nothing_and_keeps_what_was_there(tmp_path: Path):
     assert (folder / "heads" / "w.bin").read_text() == "first"
 
 
+def test_a_full_disk_is_said_plainly(tmp_path: Path):
+    def fail(place: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match=r"step-000003 could not be written, earlier .*No space left"):
+        write_folder(step_folder(tmp_path, 3), fail)
+    assert names(tmp_path) == []
+
+
 def test_a_folder_written_over_is_kept_under_another_name(tmp_path: Path):
     for text in ("first", "second", "third"):
         write(tmp_path, 1, text)
