@@ -58,19 +58,19 @@ class Scale:
 
 
 FULL = Scale(
-    prompts=320,
-    answer_tokens=96,
-    answer_temperature=0.7,
+    prompts=340,
+    answer_tokens=64,
+    answer_temperature=0.0,
     answer_batch=32,
-    epochs=6,
+    epochs=5,
     rows_per_step=8,
-    heads=4,
+    heads=3,
     draft_vocabulary=8192,
-    chooser_prompts=16,
-    bench_prompts=16,
-    bench_tokens=64,
+    chooser_prompts=12,
+    bench_prompts=10,
+    bench_tokens=48,
     repeats=2,
-    tree="best:8",
+    tree="best:6",
 )
 FAST = replace(
     FULL,
@@ -186,7 +186,7 @@ def _train(parts: Parts, target: dict[str, str], work: Path, scale: Scale, seed:
             "data": {"paths": [str(work / "answers.jsonl")], "prompts": str(work / "choose.jsonl")},
             "checkpoint": {"out": str(work / "train")},
             "heads": {"num_heads": scale.heads, "draft_vocab_size": scale.draft_vocabulary},
-            "optim": {"epochs": scale.epochs},
+            "optim": {"epochs": scale.epochs, "lr": 2e-3},
             "batch": {"rows_per_step": scale.rows_per_step},
             "eval": {"tree": scale.tree, "max_new_tokens": scale.bench_tokens, "prompts": scale.chooser_prompts},
             "seed": seed,

@@ -96,6 +96,6 @@ def _answerer(
             max_new_tokens=max_new_tokens,
             batch_size=len(batch),
         )
-        return [Answer(m.text, m.reason, len(m.ids), m.seed) for m in made]
+        return [Answer(m.text, "length" if m.reason == "length" else "stop", len(m.ids), m.seed) for m in made]
 
     return answer

@@ -36,7 +36,9 @@ class TargetConfig:
     dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="dtype of the target; auto is bf16 where the machine multiplies it, else fp32"
     )
-    attention: Literal["sdpa", "eager"] = Field(default="sdpa", description="attention implementation of the target")
+    attention: Literal["auto", "sdpa", "eager"] = Field(
+        default="auto", description="attention implementation of the target; auto is what the model supports"
+    )
 
 
 @dataclass(frozen=True, config=_STRICT)

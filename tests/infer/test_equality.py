@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from kit import TARGETS, compare, random_heads, ring_heads, target, tokenizer
+from kit import TARGETS, compare, random_heads, ring_heads, target, tokenizer, trained_heads
 from treedraft.heads import Medusa
 from treedraft.infer import Sampling, Target, autoregressive, complete
 from treedraft.tree import Tree, default_tree
@@ -44,8 +44,8 @@ def reference(name: str, law: str) -> list[list[int]]:
 
 
 def heads_for(name: str, kind: str) -> Medusa:
-    made = ring_heads(loaded(name), 4) if kind == "exact" else random_heads(loaded(name), 4)
-    return made.for_decoding(torch.float32)
+    make = {"exact": ring_heads, "random": random_heads, "trained": trained_heads}[kind]
+    return make(loaded(name), 4).for_decoding(torch.float32)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -69,6 +69,30 @@ def test_every_tree_and_batch_gives_the_reference_text(name: str, law: str) -> N
                 assert result.equal or result.near_tie is not None, (name, law, tree, batch_size, expected, found.ids)
                 tied += not result.equal
     assert tied <= 3  # of 30 comparisons: near-ties are rare, so many of them would hide an error
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_trained_heads_draft_better_than_random_ones_and_change_no_token(name: str) -> None:
+    heads = {kind: heads_for(name, kind) for kind in ("random", "trained")}
+    for law in ("greedy", "temperature 1.0"):
+        taus = {}
+        for kind, head in heads.items():
+            done = complete(
+                loaded(name),
+                PROMPTS,
+                head=head,
+                tree=TREES["deep"],
+                sampling=LAWS[law],
+                seed=SEED,
+                max_new_tokens=TOKENS,
+                batch_size=5,
+            )
+            taus[kind] = sum(c.stats.kept for c in done) / sum(c.stats.rounds for c in done)
+            for prompt, expected, found in zip(PROMPTS, reference(name, law), done, strict=True):
+                result = compare(loaded(name), prompt, expected, found.ids, LAWS[law], found.seed)
+                assert result.equal or result.near_tie is not None
+        if law == "greedy":
+            assert taus["trained"] > taus["random"]
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -4,7 +4,7 @@
 """
 
 from .compare import compare
-from .heads import medusa_config, random_heads, ring_heads
+from .heads import medusa_config, random_heads, ring_heads, trained_heads
 from .targets import TARGETS, markov_rand, markov_ring, target, zoo
 from .words import TEMPLATES, VOCAB, WORD_ID, tokenizer
 
@@ -21,5 +21,6 @@ __all__ = [
     "ring_heads",
     "target",
     "tokenizer",
+    "trained_heads",
     "zoo",
 ]

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from treedraft.heads import Medusa, MedusaConfig, build_head
-from treedraft.infer import Target
+from treedraft.infer import Target, complete
+from treedraft.train.step import Objective, step_totals, train_step
 
 from .targets import ring_law
 
@@ -41,4 +42,25 @@ def ring_heads(target: Target, num_heads: int = 3) -> Medusa:
             for _ in range(k + 1):
                 source = next_token[source]
             own.copy_(weight[:, source])
+    return head
+
+
+def trained_heads(target: Target, num_heads: int = 3, steps: int = 50) -> Medusa:
+    """Heads after a few optimiser steps on the target's own greedy text."""
+    prompts = [[13 + 7 * i % 83, 13 + 11 * i % 83] for i in range(8)]
+    rows = [
+        [*p, *c.ids] for p, c in zip(prompts, complete(target, prompts, max_new_tokens=30, end_ids=()), strict=True)
+    ]
+    tokens = torch.tensor(rows)
+    mask = torch.ones_like(tokens)
+    mask[:, :2] = 0
+    features = target.features(tokens, torch.full((8,), tokens.shape[1]), (target.num_layers,)).clone()
+    head = build_head(medusa_config(target, num_heads), target.output_layer())
+    totals = step_totals(tokens, mask, num_heads, None, "count")
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
+    for _ in range(steps):
+        loss, _ = train_step(head, features, None, tokens, mask, totals, Objective())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return head

@@ -35,7 +35,7 @@ def test_the_best_tree_is_the_best_of_all_trees_of_its_size(size: int) -> None:
 def test_default_trees_fit_the_number_of_heads(heads: int) -> None:
     tree = default_tree(heads, 8)
     assert tree.depth <= heads
-    tree.check_fits(heads, candidates=5)
+    tree.check_fits(heads, candidates=8)
     assert parse_tree("best:8", heads) == tree
 
 
