@@ -44,11 +44,14 @@ def command(
     """Train draft heads on a frozen target. Evaluation during training decodes held-out prompts with the real tree, and
     best/ holds the heads with the largest mean accepted length τ. SIGTERM and ctrl-C save a checkpoint and stop; the
     same command with --resume goes on as if nothing had happened. Runs under accelerate launch too."""
-    from ..train import load_config, train
+    from ..train import leave_processes, load_config, train
 
     settings = load_config(config, overrides or [])
     quiet_transformers()
-    result = train(settings, resume=resume_from or resume)
+    try:
+        result = train(settings, resume=resume_from or resume)
+    finally:
+        leave_processes()
     if json:
         content = {
             "step": result.step,

@@ -4,7 +4,7 @@ from .align import align, next_tokens
 from .config import TrainConfig
 from .evaluate import Evaluation, evaluate
 from .folders import CheckpointError, CheckpointWarning
-from .loop import Result, StepReport, train
+from .loop import Result, StepReport, leave_processes, train
 from .losses import chunked_cross_entropy
 from .material import TrainError
 from .settings import ConfigError, Key, config_keys, load_config, parse_config
@@ -26,6 +26,7 @@ __all__ = [
     "chunked_cross_entropy",
     "config_keys",
     "evaluate",
+    "leave_processes",
     "load_config",
     "next_tokens",
     "parse_config",

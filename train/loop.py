@@ -8,6 +8,7 @@ from pathlib import Path
 from signal import Signals
 from typing import Any
 
+import torch
 from accelerate.utils import gather_object
 from tqdm import tqdm
 
@@ -75,6 +76,12 @@ def train(
     end_accelerator(accelerator)
     _check_target(target, progress, say)
     return _result(run, progress, evaluation, stop.received if progress.step < run.total_steps else None)
+
+
+def leave_processes() -> None:
+    """Closes the process group of a launch, once all training in this process is done: open at exit, it may abort."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _run_steps(

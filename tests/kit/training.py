@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from treedraft.infer import Target
-from treedraft.train import StepReport, TrainConfig, parse_config, train
+from treedraft.train import StepReport, TrainConfig, leave_processes, parse_config, train
 
 from .targets import FIRST_WORD, WORDS, target
 from .words import tokenizer
@@ -151,3 +151,4 @@ if __name__ == "__main__":
     else:
         for each in wanted:
             run_job(each)
+        leave_processes()
