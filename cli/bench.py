@@ -15,6 +15,7 @@ from .options import (
     DEFAULT_TARGET,
     DEFAULT_TREE,
     NO_HEADS,
+    BatchSize,
     DType,
     Heads,
     Json,
@@ -69,15 +70,16 @@ def command(
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = 0,
     dtype: DType = "auto",
+    batch_size: BatchSize = 1,
     turns: Turns = "first",
     limit: Limit = None,
     repeats: Annotated[int, Option(min=1, help="Times that every prompt is decoded in every mode.")] = 3,
     modes: Annotated[list[Mode], Option(help="Modes to measure; repeat the option to name several.")] = MODES,
     json: Json = None,
 ) -> None:
-    """Measure what drafting gains. The modes take turns prompt by prompt, one prompt at a time, with the same settings
-    and number format; a warm-up is left out. Prints tokens per second with and without the prefill, mean accepted
-    length, where the time goes, and whether all modes wrote the same text."""
+    """Measure what drafting gains. The modes take turns batch by batch (of one prompt, unless told otherwise), with the
+    same settings and number format; a warm-up is left out. Prints tokens per second with and without the prefill, mean
+    accepted length, where the time goes, and whether all modes wrote the same text."""
     from ..infer import Sampling
 
     if heads == NO_HEADS and Mode.TREE in modes:
@@ -85,8 +87,9 @@ def command(
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, turns, limit)
     parts = open_parts(target, heads, tree, dtype)
-    asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size=1)
-    result = bench(parts, target, prompt_ids(parts.target, asked), law, max_new_tokens, seed, repeats, modes)
+    asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
+    ids = prompt_ids(parts.target, asked)
+    result = bench(parts, target, ids, law, max_new_tokens, seed, repeats, modes, batch_size)
     result["settings"] |= {"heads": heads, "tree": tree, "prompts": str(prompts), "turns": turns}
     show(result)
     if json:
@@ -102,6 +105,7 @@ def bench(
     seed: int,
     repeats: int,
     modes: Sequence[Mode],
+    batch_size: int = 1,
 ) -> dict[str, Any]:
     """The bench JSON for ``prompts`` as ids. ``spec`` names the target: the baseline is a second, untouched copy of it.
 
@@ -119,7 +123,7 @@ def bench(
     wanted = [mode for mode in MODES if mode in modes]
     decoders = {mode.value: _decoder(mode, parts, request, untouched) for mode in wanted}
     with tqdm(total=repeats * len(prompts), desc="bench", unit="prompt", disable=None) as bar:
-        timings = speed.measure(decoders, prompts, repeats, bar.update)
+        timings = speed.measure(decoders, prompts, repeats, batch_size, bar.update)
     figures = {name: speed.summarise(repeats_of) for name, repeats_of in timings.items()}
     return {
         "modes": figures,
@@ -130,6 +134,7 @@ def bench(
             "target": spec,
             "prompts_decoded": len(prompts),
             "repeats": repeats,
+            "batch_size": batch_size,
         },
         "machine": machine(),
         "versions": versions(),
@@ -145,7 +150,6 @@ def _settings(parts: Parts, request: Request) -> dict[str, Any]:
         "dtype": str(parts.target.dtype).removeprefix("torch."),
         "device": str(parts.target.device),
         "attention": _attention(parts),
-        "batch_size": 1,
         **asdict(request.sampling),
     }
 
@@ -184,7 +188,7 @@ def _identity(
     """Compares the first repeat of all modes; Hugging Face draws its samples by another rule, so greedy only."""
     from .identity import compare, target_scores
 
-    compared = {mode: [t.ids for t in repeats[0]] for mode, repeats in timings.items()}
+    compared = {mode: [ids for t in repeats[0] for ids in t.answers] for mode, repeats in timings.items()}
     if not law.greedy:
         compared.pop("hf_generate", None)
     return {"modes": list(compared), **compare(compared, prompts, target_scores(untouched, law, seed))}

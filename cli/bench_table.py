@@ -38,7 +38,7 @@ def _gain(other: str, ratio: float) -> str:
 
 
 def _speeds(modes: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(title="Tokens per second, one prompt at a time")
+    table = Table(title="Tokens per second")
     table.add_column("", no_wrap=True)
     for title in ("with\nprefill", "without\nprefill", "first\ntoken", "spread over\nrepeats", "τ"):
         table.add_column(title, justify="right")

@@ -1,4 +1,4 @@
-"""Times decoders on the same prompts, one prompt at a time, in turns."""
+"""Times decoders on the same prompts, a batch at a time, in turns."""
 
 from __future__ import annotations
 
@@ -33,19 +33,25 @@ class Request:
 
 @dataclass(frozen=True)
 class Timing:
-    """One prompt decoded once; times in seconds."""
+    """One batch of prompts decoded once; times in seconds."""
 
-    ids: list[int]
+    answers: list[list[int]]
     seconds: float
     first_seconds: float
-    """Time to the first token: the prefill."""
-    first_tokens: int
-    """Tokens that were there by then."""
+    """Time to the first token: the prefill, which gives every prompt one."""
     stats: Stats | None = None
 
+    @property
+    def tokens(self) -> int:
+        return sum(len(ids) for ids in self.answers)
 
-Decode = Callable[[int, Sequence[int]], Timing]
-"""(number of the prompt, its ids) -> timing."""
+    @property
+    def first_tokens(self) -> int:
+        return sum(len(ids) > 0 for ids in self.answers)
+
+
+Decode = Callable[[int, Sequence[Sequence[int]]], Timing]
+"""(number of the batch's first prompt, the ids of its prompts) -> timing."""
 
 
 def check_prompts(target: Target, prompts: Sequence[Sequence[int]], request: Request) -> None:
@@ -67,76 +73,94 @@ def check_prompts(target: Target, prompts: Sequence[Sequence[int]], request: Req
 def tree_decoder(target: Target, head: Head | None, tree: Tree | None, request: Request) -> Decode:
     """treedraft, with heads or (None) without."""
 
-    def decode(row: int, prompt: Sequence[int]) -> Timing:
+    def decode(row: int, prompts: Sequence[Sequence[int]]) -> Timing:
         run = Run()
-        ids: list[int] = []
-        first: tuple[float, int] | None = None
+        first: float | None = None
         start = _now(target.device)
-        for chunk in generate(
+        for _ in generate(
             target,
-            [prompt],
+            prompts,
             head=head,
             tree=tree,
             sampling=request.sampling,
-            row_seeds=[row_seed(request.seed, row)],
+            row_seeds=[row_seed(request.seed, row + i) for i in range(len(prompts))],
             max_new_tokens=request.max_new_tokens,
             end_ids=request.end_ids,
-            batch_size=1,
+            batch_size=len(prompts),
             run=run,
             synchronize=True,
         ):
-            ids += chunk.ids
-            if first is None and ids:
-                first = (_now(target.device) - start, len(ids))
+            first = first or _now(target.device) - start
         seconds = _now(target.device) - start
-        return Timing(ids, seconds, *(first or (seconds, 0)), run.stats)
+        answers = [run.completions[i].ids for i in range(len(prompts))]
+        return Timing(answers, seconds, first or seconds, run.stats)
 
     return decode
 
 
 def hf_decoder(model: PreTrainedModel, request: Request) -> Decode:
-    """Hugging Face ``generate`` on an untouched model, with every setting passed: its defaults are not ours."""
+    """Hugging Face ``generate`` on an untouched model, with every setting passed: its defaults are not ours.
+
+    Batches are padded on the left, as ``generate`` wants them.
+    """
     settings = _hf_settings(request)
 
-    def decode(row: int, prompt: Sequence[int]) -> Timing:
-        tokens = torch.tensor([list(prompt)], device=model.device)
+    def decode(row: int, prompts: Sequence[Sequence[int]]) -> Timing:
+        tokens, seen = padded_left(prompts, settings["pad_token_id"], model.device)
         clock = _FirstToken()
         with torch.random.fork_rng():
             torch.manual_seed(row_seed(request.seed, row))
             start = _now(model.device)
             made: Tensor = cast(Any, model).generate(
                 tokens,
-                attention_mask=torch.ones_like(tokens),
+                attention_mask=seen,
                 stopping_criteria=StoppingCriteriaList([clock]),
                 **settings,
             )
             seconds = _now(model.device) - start
-        ids = made[0, tokens.shape[1] :].tolist()
-        return Timing(ids, seconds, clock.at - start, 1)
+        answers = [until_end(ids, request.end_ids) for ids in made[:, tokens.shape[1] :].tolist()]
+        return Timing(answers, seconds, clock.at - start)
 
     return decode
+
+
+def padded_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Prompts as [B, T] and which positions are real."""
+    longest = max(len(prompt) for prompt in prompts)
+    gaps = [longest - len(prompt) for prompt in prompts]
+    tokens = torch.tensor([[pad_id] * gap + list(prompt) for gap, prompt in zip(gaps, prompts, strict=True)])
+    seen = torch.tensor([[0] * gap + [1] * (longest - gap) for gap in gaps])
+    return tokens.to(device), seen.to(device)
+
+
+def until_end(ids: list[int], end_ids: Sequence[int]) -> list[int]:
+    """An answer without what ``generate`` pads it with behind its end token."""
+    end = next((i for i, token in enumerate(ids) if token in end_ids), len(ids))
+    return ids[: end + 1]
 
 
 def measure(
     decoders: Mapping[str, Decode],
     prompts: Sequence[Sequence[int]],
     repeats: int,
-    progress: Callable[[], object] = lambda: None,
+    batch_size: int = 1,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> dict[str, list[list[Timing]]]:
-    """Timings [repeat][prompt] of every decoder, taken in turns prompt by prompt, each turn begun by another decoder.
+    """Timings [repeat][batch] of every decoder, taken in turns batch by batch, each turn begun by another decoder.
 
-    One run of each decoder on the first prompt is left out as warm-up.
+    One run of each decoder on the first batch is left out as warm-up.
     """
+    batches = [(row, prompts[row : row + batch_size]) for row in range(0, len(prompts), batch_size)]
     names = list(decoders)
     timings: dict[str, list[list[Timing]]] = {name: [[] for _ in range(repeats)] for name in names}
     for name in names:
-        decoders[name](0, prompts[0])
+        decoders[name](*batches[0])
     for repeat in range(repeats):
-        for row, prompt in enumerate(prompts):
-            turn = (repeat + row) % len(names)
+        for number, (row, batch) in enumerate(batches):
+            turn = (repeat + number) % len(names)
             for name in names[turn:] + names[:turn]:
-                timings[name][repeat].append(decoders[name](row, prompt))
-            progress()
+                timings[name][repeat].append(decoders[name](row, batch))
+            progress(len(batch))
     return timings
 
 
@@ -144,10 +168,10 @@ def summarise(repeats: Sequence[Sequence[Timing]]) -> dict[str, Any]:
     """The figures of one decoder: sums over prompts and repeats first, quotients last."""
     every = [timing for repeat in repeats for timing in repeat]
     speeds = [_speed(repeat) for repeat in repeats]
-    later = sum(len(t.ids) - t.first_tokens for t in every)
+    later = sum(t.tokens - t.first_tokens for t in every)
     later_seconds = sum(t.seconds - t.first_seconds for t in every)
     result: dict[str, Any] = {
-        "tokens": sum(len(t.ids) for t in every),
+        "tokens": sum(t.tokens for t in every),
         "seconds": sum(t.seconds for t in every),
         "tokens_per_second": _speed(every),
         "tokens_per_second_decode": later / later_seconds if later_seconds > 0 else 0.0,
@@ -197,7 +221,7 @@ def _hf_settings(request: Request) -> dict[str, Any]:
 
 def _speed(timings: Sequence[Timing]) -> float:
     seconds = sum(t.seconds for t in timings)
-    return sum(len(t.ids) for t in timings) / seconds if seconds else 0.0
+    return sum(t.tokens for t in timings) / seconds if seconds else 0.0
 
 
 def _now(device: torch.device) -> float:

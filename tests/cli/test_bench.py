@@ -4,21 +4,23 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from treedraft.cli import bench_table
-from treedraft.cli.speed import Timing, measure, summarise
+from treedraft.cli.speed import Timing, measure, padded_left, summarise, until_end
 from treedraft.infer import Stats
 
 from .conftest import Call
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
 def test_the_result_has_the_figures_of_all_modes_and_says_that_they_agree(
-    call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path
+    call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path, batch_size: int
 ):
     out = tmp_path / "bench.json"
     shown = call(
         "bench", "--target", ring, "--heads", heads, "--prompts", prompts, "--tree", "chain:2", "--json", out,
-        "--max-new-tokens", 10, "--repeats", 2, "--dtype", "fp32",
+        "--max-new-tokens", 10, "--repeats", 2, "--dtype", "fp32", "--batch-size", batch_size,
     )  # fmt: skip
     assert shown.code == 0, shown.err
     result = json.loads(out.read_text())
@@ -69,13 +71,21 @@ def test_a_budget_beyond_the_context_is_refused(call: Call, llama: Path, prompts
     assert "lower --max-new-tokens to 248 or less" in shown.err
 
 
+def test_an_answer_ends_with_its_end_token_and_batches_are_padded_on_the_left():
+    tokens, seen = padded_left([[5, 6, 7], [8]], 3, torch.device("cpu"))
+    assert tokens.tolist() == [[5, 6, 7], [3, 3, 8]]
+    assert seen.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert until_end([9, 2, 3, 3], (2,)) == [9, 2]
+    assert until_end([9, 4], (2,)) == [9, 4]
+
+
 def test_decoders_take_turns_and_the_warm_up_is_left_out():
     calls: list[tuple[str, int]] = []
 
     def decoder(name: str):
         def decode(row: int, prompt: object) -> Timing:
             calls.append((name, row))
-            return Timing([1, 2], 1.0, 0.5, 1)
+            return Timing([[1, 2]], 1.0, 0.5)
 
         return decode
 
@@ -87,8 +97,8 @@ def test_decoders_take_turns_and_the_warm_up_is_left_out():
 
 def test_figures_are_sums_first_and_quotients_last():
     stats = Stats(prompts=1, tokens=7, rounds=2, kept=6)
-    fast = Timing(list(range(7)), 1.0, 0.25, 1, stats)
-    slow = Timing(list(range(7)), 3.0, 0.75, 1, stats)
+    fast = Timing([list(range(7))], 1.0, 0.25, stats)
+    slow = Timing([list(range(7))], 3.0, 0.75, stats)
     figures = summarise([[fast], [slow]])
     assert figures["tokens_per_second"] == 14 / 4
     assert figures["tokens_per_second_decode"] == 12 / 3
@@ -99,7 +109,7 @@ def test_figures_are_sums_first_and_quotients_last():
 
 
 def test_a_loss_of_speed_is_said_plainly(capsys: pytest.CaptureFixture[str]):
-    figures = summarise([[Timing([1, 2], 1.0, 0.5, 1)]])
+    figures = summarise([[Timing([[1, 2]], 1.0, 0.5)]])
     same = {"modes": ["tree"], "rows": 1, "equal": 0, "near_ties": 0, "different": 1}
     bench_table.show({"modes": {"tree": figures}, "ratio": {"tree_vs_plain": 0.8}, "identical": same})
     shown = capsys.readouterr().out
