@@ -1,6 +1,7 @@
 """Decoding: target, cache, noise, the lossless rule, the decode step, and plain decoding as the reference."""
 
 from .cache import KVCache
+from .capability import TargetError
 from .generate import Completion, Run, complete, generate, prefill
 from .load import SMOLLM2, load_model, load_target, load_tokenizer
 from .machine import machine, versions
@@ -12,7 +13,7 @@ from .rules import Rule, lossless
 from .sampling import GenerationError, Sampler, Sampling
 from .stats import PHASES, Clock, Stats
 from .step import State, decode_step
-from .target import Target, TargetError, TargetOutput
+from .target import Target, TargetOutput
 from .text import Text
 
 __all__ = [

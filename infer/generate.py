@@ -15,6 +15,7 @@ from transformers import LogitsProcessor
 from ..heads import Accepted, Drafter, NoHead
 from ..tree import Tree, TreeError, default_tree, root_draft
 from .cache import close_ranks
+from .capability import check_rope
 from .masks import causal_ancestors
 from .noise import row_seed
 from .request import Chunk, Request
@@ -22,7 +23,7 @@ from .rules import lossless
 from .sampling import GenerationError, Sampler, Sampling
 from .stats import Clock, Stats
 from .step import State, decode_step
-from .target import Target, TargetOutput, check_rope
+from .target import Target, TargetOutput
 from .text import Text
 
 PREFILL_CHUNK = 512

@@ -10,24 +10,21 @@ on the target between requests, so two generators can interleave.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..heads import Output, PackedLinear, TargetFacts, can_pack, pack_linears
+from .arguments import Arguments, RecordingCache
 from .cache import KVCache, LayerSizes
+from .capability import TargetError, check_config
 from .fingerprint import facts_of, model_hash
 from .masks import additive, causal_ancestors, visible_slots
-
-
-class TargetError(ValueError):
-    """A model that cannot be a target, or a run that it cannot make: the message names what and why."""
+from .taps import tapped
 
 
 @dataclass(frozen=True)
@@ -52,12 +49,12 @@ class Target:
         self.dtype, self.device = model.dtype, model.device
         self.num_layers: int = self.config.num_hidden_layers
         self._layers = _decoder_layers(model, self.num_layers)
-        self._arguments = _Arguments.of(model)
+        self._arguments = Arguments.of(model)
         self._output = _output_layer(model)
         self.facts: TargetFacts = facts_of(model, tokenizer, self._output.weight, self.num_layers, name)
         self.context: int = getattr(self.config, "max_position_embeddings", None) or 2**31 - 1
         self.end_ids = _end_ids(model, tokenizer)
-        self.sliding_window = _check_config(self.config, self.facts.name)
+        self.sliding_window = check_config(self.config, self.facts.name)
         if pack and can_pack(self.dtype, self.device):
             pack_linears(model)
         self.cache_layers = self._probe()
@@ -95,9 +92,9 @@ class Target:
         positions = positions.clamp(max=self.context - 1)  # beyond the context stand only nodes that are never kept
         arguments: dict[str, Any] = {"attention_mask": mask, "position_ids": positions, "use_cache": True}
         arguments[self._arguments.cache] = cache
-        with self._tapped(taps) as tapped:
+        with tapped(self.model.base_model, self._layers, taps) as states:
             logits = self._arguments.logits(self.model, tokens, keep, arguments)
-        return TargetOutput(logits, tapped.features(taps, tokens, self.dtype))
+        return TargetOutput(logits, states.features(taps, tokens, self.dtype))
 
     @torch.no_grad()
     def features(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Tensor:
@@ -112,9 +109,9 @@ class Target:
         causal = causal_ancestors(torch.full_like(lengths, width), width)
         mask = self._mask(causal, positions, None, causal)
         body: Any = self.model.base_model
-        with self._tapped(taps) as tapped:
+        with tapped(self.model.base_model, self._layers, taps) as states:
             body(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
-        features = tapped.features(taps, tokens, self.dtype)
+        features = states.features(taps, tokens, self.dtype)
         real = positions < lengths[:, None]
         broken = (~torch.isfinite(features).all(-1) & real).any(-1)
         if broken.any():
@@ -143,29 +140,13 @@ class Target:
         windowed = additive(seen & near, self.dtype)
         return {"full_attention": full, "sliding_attention": windowed} if self.sliding_window.mixed else windowed
 
-    @contextmanager
-    def _tapped(self, taps: Sequence[int]) -> Iterator[_Tapped]:
-        """Hooks on the tapped layers for the length of one forward."""
-        tapped = _Tapped({})
-        handles = []
-        for tap in taps:
-            if tap == self.num_layers:
-                handles.append(self.model.base_model.register_forward_hook(tapped.after_norm(tap)))
-            else:
-                handles.append(self._layers[tap].register_forward_pre_hook(tapped.entering(tap), with_kwargs=True))
-        try:
-            yield tapped
-        finally:
-            for handle in handles:
-                handle.remove()
-
     @torch.inference_mode()
     def _probe(self) -> dict[int, LayerSizes]:
         """Asks the model, once, what its layers store and whether its attention follows a tree.
 
         Three tokens, the third a sibling of the second, must give the logits of their own paths.
         """
-        recorder = _RecordingCache()
+        recorder = RecordingCache()
         first = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
         try:
             arguments: dict[str, Any] = {"use_cache": True, self._arguments.cache: recorder}
@@ -188,124 +169,6 @@ class Target:
                 f"{gap:.3g}, at most {limit:.3g} expected); it takes positions or masks from elsewhere"
             )
         return sizes
-
-
-@dataclass(frozen=True)
-class _Arguments:
-    """How this version of the model's forward spells the cache and the choice of logits: asked of its signature."""
-
-    cache: str
-    keeps_logits: bool
-
-    @staticmethod
-    def of(model: PreTrainedModel) -> _Arguments:
-        names = inspect.signature(model.forward).parameters
-        cache = next((name for name in ("cache", "past_key_values") if name in names), None)
-        missing = [name for name in ("attention_mask", "position_ids") if name not in names]
-        if cache is None or missing:
-            lacks = [*([] if cache else ["cache"]), *missing]
-            raise TargetError(f"{type(model).__name__}.forward takes no {', '.join(lacks)}: it cannot verify a tree")
-        return _Arguments(cache, "logits_to_keep" in names)
-
-    def logits(self, model: nn.Module, tokens: Tensor, keep: Tensor | None, arguments: dict[str, Any]) -> Tensor:
-        """Logits [B, k, V]. In some versions all rows must read the same positions, so the union is asked for."""
-        if keep is None:
-            return model(tokens, **arguments).logits
-        columns, places = keep.unique(return_inverse=True)  # [u], [B, k]
-        if self.keeps_logits:
-            logits = model(tokens, logits_to_keep=columns, **arguments).logits  # [B, u, V]
-        else:
-            logits = model(tokens, **arguments).logits[:, columns]
-        return logits[torch.arange(len(tokens), device=tokens.device)[:, None], places]
-
-
-@dataclass(frozen=True)
-class _Tapped:
-    """Hidden states of one forward by layer id."""
-
-    states: dict[int, Tensor]
-
-    def entering(self, tap: int) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            self.states[tap] = args[0] if args else kwargs["hidden_states"]
-
-        return hook
-
-    def after_norm(self, tap: int) -> Any:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self.states[tap] = output[0]
-
-        return hook
-
-    def features(self, taps: Sequence[int], tokens: Tensor, dtype: torch.dtype) -> Tensor:
-        if not taps:
-            return torch.empty(*tokens.shape, 0, dtype=dtype, device=tokens.device)
-        return self.states[taps[0]] if len(taps) == 1 else torch.cat([self.states[tap] for tap in taps], -1)
-
-
-class _RecordingCache(Cache):
-    """Notes what each layer stores, for one forward."""
-
-    def __init__(self) -> None:
-        super().__init__(layers=[])
-        self.sizes: dict[int, LayerSizes] = {}
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.sizes[layer_idx] = LayerSizes(key_states.shape[1], key_states.shape[3], value_states.shape[3])
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        return int(query_length), 0
-
-
-@dataclass(frozen=True)
-class _Window:
-    """A sliding window of ``size`` positions, on all layers or mixed with full attention."""
-
-    size: int
-    mixed: bool
-
-
-def _check_config(config: Any, name: str) -> _Window | None:
-    """The sliding window, if there is one. Refuses by name what a tree cannot be verified with."""
-    kinds = set(getattr(config, "layer_types", None) or [])
-    faults = [f"layers of kind {kind}" for kind in sorted(kinds - {"full_attention", "sliding_attention"})]
-    if getattr(config, "alibi", False) or getattr(config, "position_embedding_type", "") == "alibi":
-        faults.append("ALiBi positions, which follow slots and not positions")
-    if faults:
-        raise TargetError(f"{name} cannot verify a tree: it has {'; '.join(faults)}")
-    size = getattr(config, "sliding_window", None)
-    unused = kinds and "sliding_attention" not in kinds
-    if size is None or unused or getattr(config, "use_sliding_window", True) is False:
-        return None
-    return _Window(int(size), mixed="full_attention" in kinds)
-
-
-def check_rope(config: Any, name: str, longest: int) -> None:
-    """Raises TargetError if the run could cross the length at which this model's rotary frequencies change.
-
-    ``dynamic`` and ``longrope`` scaling take them from the longest position in the batch, so a row's keys would depend
-    on its neighbours.
-    """
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    kinds = [rope] if "rope_type" in rope or "type" in rope else [r for r in rope.values() if isinstance(r, dict)]
-    for kind in kinds:
-        scaling = kind.get("rope_type", kind.get("type", "default"))
-        original = (
-            kind.get("original_max_position_embeddings")
-            or getattr(config, "original_max_position_embeddings", None)
-            or config.max_position_embeddings
-        )
-        if scaling in ("dynamic", "longrope") and longest > original:
-            raise TargetError(
-                f"{name} scales its rotary positions by {scaling!r} beyond {original} positions, and this run could "
-                f"reach {longest}: its keys would change with the batch. Keep prompt and budget within {original}"
-            )
 
 
 def _decoder_layers(model: PreTrainedModel, count: int) -> nn.ModuleList:

@@ -11,7 +11,7 @@ import torch
 
 from ..data import DataError, Encoded, prepare, read_prompts, read_rows, render_prompt
 from ..infer import Target, TargetError
-from ..infer.target import check_rope
+from ..infer.capability import check_rope
 from .config import TrainConfig
 
 
