@@ -128,10 +128,6 @@ class Medusa(nn.Module):
         """features [B, T, H] to hidden rows [K, B, T, H]; the tokens are not looked at."""
         return torch.stack([block(features) for block in self.blocks])
 
-    def forward(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """The same as predict: what a wrapper for distributed training calls."""
-        return self.predict(features, tokens)
-
     def output(self) -> Output:
         rows, bias = self._shared
         if self.own_output is None:
