@@ -157,9 +157,9 @@ def _settings(parts: Parts, request: Request) -> dict[str, Any]:
 def _untouched_model(spec: str, parts: Parts) -> PreTrainedModel:
     """The target as Hugging Face loads it: ours may hold packed weights."""
     from ..infer import load_model
+    from ..infer.load import DTYPES
 
-    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-    dtype = names[str(parts.target.dtype).removeprefix("torch.")]
+    dtype = next(name for name, dtype in DTYPES.items() if dtype == parts.target.dtype)
     return load_model(spec, dtype, parts.target.device.type, _attention(parts))[0].eval()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ def write_rows(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
 
 
 def _write(text: str, path: Path) -> None:
+    from ..tree import write_atomically
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
-    draft.replace(path)
+    write_atomically(text, path)

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from ..tree import write_atomically
 from .base import HeadError, Output, TargetFacts
 from .medusa import Medusa, MedusaConfig
 
@@ -62,9 +63,7 @@ def save_head(head: Medusa, folder: str | Path, facts: TargetFacts) -> None:
     weights = path / f".{WEIGHTS_FILE}.{os.getpid()}"
     save_file(tensors, weights)
     weights.replace(path / WEIGHTS_FILE)
-    config = path / f".{CONFIG_FILE}.{os.getpid()}"
-    config.write_text(json.dumps(content, indent=2) + "\n")
-    config.replace(path / CONFIG_FILE)
+    write_atomically(json.dumps(content, indent=2) + "\n", path / CONFIG_FILE)
 
 
 def load_head(folder: str | Path, facts: TargetFacts, target_output: Output) -> Medusa:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..heads import Accepted, Drafter, Memory
-from ..tree import Draft, Tree
+from ..tree import Tree
 from .cache import KVCache
 from .path import Path
 from .rules import Rule
@@ -34,7 +34,7 @@ class State:
     memory: Memory | None
     sampler: Sampler
 
-    def advance(self, draft: Draft, path: Path, out: TargetOutput, memory: Memory | None) -> State:
+    def advance(self, path: Path, out: TargetOutput, memory: Memory | None) -> State:
         """The state after the accepted path: its features, and its tokens with the bonus as the new root."""
         rows = torch.arange(len(path.counts), device=path.counts.device)[:, None]
         features = out.features[rows, path.nodes]  # [B, A, F]
@@ -69,6 +69,6 @@ def decode_step(
     path.read()  # the step's one wait for the device
     clock.lap("verify")
     cache.commit(path)  # T + N -> T + A
-    state = state.advance(draft, path, out, memory)
+    state = state.advance(path, out, memory)
     clock.lap("commit")
     return state, path

@@ -88,7 +88,7 @@ class Target:
         cache; keep: [B, k] the positions whose logits are read, all n if None.
         """
         slots = cache.begin(tokens.shape[1])
-        mask = self._mask(visible_slots(cache.lengths, ancestors, slots), positions, cache, ancestors)
+        mask = self._mask(visible_slots(cache.lengths, ancestors, slots), positions, cache)
         positions = positions.clamp(max=self.context - 1)  # beyond the context stand only nodes that are never kept
         arguments: dict[str, Any] = {"attention_mask": mask, "position_ids": positions, "use_cache": True}
         arguments[self._arguments.cache] = cache
@@ -107,9 +107,9 @@ class Target:
         lengths = lengths.to(self.device)
         positions = torch.arange(width, device=self.device).expand(batch, -1)
         causal = causal_ancestors(torch.full_like(lengths, width), width)
-        mask = self._mask(causal, positions, None, causal)
+        mask = self._mask(causal, positions, None)
         body: Any = self.model.base_model
-        with tapped(self.model.base_model, self._layers, taps) as states:
+        with tapped(body, self._layers, taps) as states:
             body(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
         features = states.features(taps, tokens, self.dtype)
         real = positions < lengths[:, None]
@@ -130,15 +130,16 @@ class Target:
         """A hash over the bytes of all weights, packed ones unpacked: equal before and after training."""
         return model_hash(self.model)
 
-    def _mask(self, seen: Tensor, positions: Tensor, cache: KVCache | None, ancestors: Tensor) -> Any:
+    def _mask(self, seen: Tensor, positions: Tensor, cache: KVCache | None) -> Any:
         """The additive mask [B, 1, n, S], or a dict of masks where layers of two kinds are mixed."""
-        full = additive(seen, self.dtype)
         if self.sliding_window is None:
-            return full
+            return additive(seen, self.dtype)
         slot_positions = positions if cache is None else cache.slot_positions(positions, seen.shape[-1])
         near = positions[:, :, None] - slot_positions[:, None, :] < self.sliding_window.size
         windowed = additive(seen & near, self.dtype)
-        return {"full_attention": full, "sliding_attention": windowed} if self.sliding_window.mixed else windowed
+        if not self.sliding_window.mixed:
+            return windowed
+        return {"full_attention": additive(seen, self.dtype), "sliding_attention": windowed}
 
     @torch.inference_mode()
     def _probe(self) -> dict[int, LayerSizes]:

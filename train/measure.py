@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import replace
 
 import torch
@@ -11,6 +10,7 @@ from accelerate.utils import gather_object
 
 from ..heads import save_head
 from ..infer import Sampling, row_seed
+from ..tree import write_atomically
 from .checkpoint import BEST, HEADS_FOLDER, Progress
 from .evaluate import Evaluation, evaluate
 from .rng import undisturbed_rng
@@ -81,7 +81,5 @@ def keep_best(run: Run, progress: Progress, evaluation: Evaluation | None) -> Pr
         folder = run.out / BEST
         save_head(run.head, folder / HEADS_FOLDER, run.target.facts)
         content = {"step": progress.step, **evaluation.to_dict()}
-        draft = folder / f".{EVALUATION_FILE}.{os.getpid()}"
-        draft.write_text(json.dumps(content, indent=2) + "\n")
-        draft.replace(folder / EVALUATION_FILE)
+        write_atomically(json.dumps(content, indent=2) + "\n", folder / EVALUATION_FILE)
     return replace(progress, best_tau=evaluation.tau)

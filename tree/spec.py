@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import heapq
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from .atomic import write_atomically
 from .topology import Tree, TreeError
 
 # Chance that the rank-r candidate of a head is right when its parent was, and how it falls with depth: what lightly
@@ -79,10 +79,7 @@ def load_tree(path: str | Path) -> Tree:
 
 def save_tree(tree: Tree, path: str | Path) -> None:
     """Writes the rank paths, atomically."""
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    draft.write_text(json.dumps({"paths": [list(p) for p in tree.paths[1:]]}) + "\n")
-    draft.replace(target)
+    write_atomically(json.dumps({"paths": [list(p) for p in tree.paths[1:]]}) + "\n", Path(path))
 
 
 def _product(acceptance: Sequence[Sequence[float]], path: Sequence[int]) -> float:
