@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from rich.table import Table
-from typer import Option
 
 from .console import out
 from .options import (
     DEFAULT_TARGET,
     DEFAULT_TREE,
     BatchSize,
+    Drafts,
     DType,
     Heads,
     Json,
@@ -21,6 +21,7 @@ from .options import (
     MinP,
     Prompts,
     RepetitionPenalty,
+    Rule,
     Seed,
     Target,
     Temperature,
@@ -31,6 +32,7 @@ from .options import (
 )
 from .parts import in_turns, open_parts, prompt_ids, read_some_prompts
 from .report import write_json
+from .rules import note_rule
 
 EXAMPLE = "Example: treedraft evaluate --heads runs/demo/train/best/heads --prompts runs/demo/choose.jsonl"
 
@@ -51,10 +53,8 @@ def command(
     batch_size: BatchSize = 8,
     turns: Turns = "first",
     limit: Limit = None,
-    drafts: Annotated[
-        Literal["coupled", "top-k"],
-        Option(help="At temperature > 0: drafts that look at the seed's noise, or the heads' plain top-k."),
-    ] = "coupled",
+    rule: Rule = "coupled",
+    drafts: Drafts = None,
     json: Json = None,
 ) -> None:
     """Decode prompts with the tree and count: the mean accepted length τ (tokens for each round, plain decoding being
@@ -66,6 +66,7 @@ def command(
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, turns, limit)
     parts = open_parts(target, heads, tree, dtype)
+    note_rule(rule, law, parts.head)
     asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
     evaluation = evaluate(
         parts.target,
@@ -77,7 +78,8 @@ def command(
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
         seed=seed,
-        coupled=drafts == "coupled",
+        rule=rule,
+        drafts=drafts,
     )
     result = evaluation.to_dict()
     result["settings"] |= {"target": target, "heads": heads, "tree_name": tree, "prompts": str(prompts), "turns": turns}

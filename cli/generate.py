@@ -22,6 +22,7 @@ from .options import (
     MaxNewTokens,
     MinP,
     RepetitionPenalty,
+    Rule,
     Seed,
     Target,
     Temperature,
@@ -33,6 +34,7 @@ from .options import (
 )
 from .parts import in_turns, open_parts, prompt_ids, read_some_prompts
 from .report import write_rows
+from .rules import note_rule
 
 if TYPE_CHECKING:
     from ..data import Prompt
@@ -62,17 +64,22 @@ def command(
     batch_size: BatchSize = 8,
     turns: Turns = "first",
     limit: Limit = None,
+    rule: Rule = "coupled",
     color: Annotated[
         bool | None, Option("--color/--no-color", help="Colour accepted drafted tokens; by default in a terminal.")
     ] = None,
 ) -> None:
     """Let the target answer, with heads and tree or (without heads) plainly. The text of one prompt streams as it is
-    written; answers to a file of prompts are printed as each one ends. Heads change the speed, never the text."""
+    written; answers to a file of prompts are printed as each one ends. With the coupled rule, the default, heads change
+    the speed and never the text."""
     from ..infer import Run, Sampling, generate
 
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
+    if turns == "all" and rule != "coupled" and not law.greedy:
+        raise BadParameter("--turns all needs --rule coupled: follow-ups are asked in a history of its answers")
     first = _asked(prompt, prompts, turns, limit)
     parts = open_parts(target, heads, tree, dtype)
+    note_rule(rule, law, parts.head)
     asked = in_turns(parts, first, law, max_new_tokens, seed, batch_size)
     run, start = Run(), time.perf_counter()
     stream = generate(
@@ -85,6 +92,7 @@ def command(
         max_new_tokens=max_new_tokens,
         stop_strings=stop or (),
         batch_size=batch_size,
+        rule=rule,
         run=run,
         synchronize=True,
     )

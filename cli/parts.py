@@ -8,46 +8,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .console import note, quiet_transformers
-from .options import NO_HEADS, TurnsName
+from .drafters import build_drafter, parse_drafters, tree_for
+from .options import TurnsName
 
 if TYPE_CHECKING:
     from ..data import Prompt
-    from ..heads import Head
+    from ..heads import Drafter
     from ..infer import Sampling, Target
-    from ..tree import Tree
+    from ..tree import Shape
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What decodes. Without heads there is no tree."""
+    """What decodes. Without anything that drafts there is no tree."""
 
     target: Target
-    head: Head | None
-    tree: Tree | None
+    head: Drafter | None
+    tree: Shape | None
 
 
 def open_parts(target: str, heads: str, tree: str, dtype: str) -> Parts:
-    """Loads target and heads and fits the tree to them. Raises TargetError, HeadError or TreeError."""
-    from ..heads import HeadError
+    """Loads the target and what drafts for it, and fits the tree. ``heads`` and ``tree`` are named as in ``drafters``.
+
+    Raises TargetError, HeadError, TreeError or DataError.
+    """
     from ..infer import load_target
 
-    if heads != NO_HEADS and not Path(heads).is_dir():  # before the target, which may take long
-        raise HeadError(f"no heads at {heads}: expected a folder that treedraft train wrote, or {NO_HEADS}")
+    parse_drafters(heads)  # before the target, which may take long
     quiet_transformers()
     note(f"Loading {target} ...")
-    loaded = load_target(target, dtype=dtype)
-    return Parts(loaded, None, None) if heads == NO_HEADS else fit_heads(loaded, heads, tree)
+    return fit_heads(load_target(target, dtype=dtype), heads, tree)
 
 
 def fit_heads(target: Target, heads: str, tree: str) -> Parts:
-    """The target with heads from a folder, ready to draft, and the named tree. Raises HeadError or TreeError."""
-    from ..heads import load_head
-    from ..tree import parse_tree
-
-    head = load_head(heads, target.facts, target.output_layer())
-    shape = parse_tree(tree, head.depth)
-    shape.check_fits(head.depth, head.candidates)
-    return Parts(target, head.for_decoding(target.dtype), shape)
+    """The target with what drafts for it, and the named tree. Raises HeadError, TreeError, TargetError or DataError."""
+    names = parse_drafters(heads)
+    drafter = build_drafter(names, target)
+    return Parts(target, drafter, None if drafter is None else tree_for(names, tree, drafter))
 
 
 def prompt_ids(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]:

@@ -19,9 +19,7 @@ EXAMPLE = "Example: treedraft prepare --data chats.jsonl --target smollm2-135m -
 
 
 def command(
-    data: Annotated[
-        list[str], Option(help="JSONL, JSON or Parquet file, datasets folder or hub id; may be repeated.")
-    ],
+    data: Annotated[list[str], Option(help="JSONL, JSON or Parquet file, datasets folder or hub id; may be repeated.")],
     target: Target = DEFAULT_TARGET,
     max_length: Annotated[int, Option(min=2, help="Rows are cut to this many tokens.")] = 2048,
     split: Annotated[str | None, Option(help="Split of a datasets folder or hub id.")] = None,

@@ -1,29 +1,62 @@
-"""Draft heads: the Protocol, Medusa, and strict files."""
+"""Draft heads: the Protocol, the kinds, and strict files."""
 
-from .base import Accepted, Drafter, DraftScores, Head, HeadError, Memory, Output, TargetFacts
+from .automaton import Automaton, index_corpus
+from .base import Accepted, Drafter, DraftScores, Head, HeadError, Memory, Output, TargetFacts, TargetLayers
+from .eagle import DEEPEST, Eagle, EagleConfig
+from .eagle3 import Eagle3, Eagle3Config, default_taps
 from .files import HEADS, HeadWarning, build_head, load_head, save_head
+from .fill import Steps, fill
+from .hybrid import Hybrid, HybridConfig, only_dynamic
+from .hydra import Hydra, HydraConfig
+from .layer import LayerShape
 from .linear import PackedLinear, can_pack, pack_linears
 from .medusa import Medusa, MedusaConfig
+from .ngram import NGram, NGramConfig
 from .none import NoHead
+from .recycling import Recycling, RecyclingConfig
+from .suffix import Suffix, SuffixConfig
 
 __all__ = [
+    "DEEPEST",
     "HEADS",
     "Accepted",
+    "Automaton",
     "DraftScores",
     "Drafter",
+    "Eagle",
+    "Eagle3",
+    "Eagle3Config",
+    "EagleConfig",
     "Head",
     "HeadError",
     "HeadWarning",
+    "Hybrid",
+    "HybridConfig",
+    "Hydra",
+    "HydraConfig",
+    "LayerShape",
     "Medusa",
     "MedusaConfig",
     "Memory",
+    "NGram",
+    "NGramConfig",
     "NoHead",
     "Output",
     "PackedLinear",
+    "Recycling",
+    "RecyclingConfig",
+    "Steps",
+    "Suffix",
+    "SuffixConfig",
     "TargetFacts",
+    "TargetLayers",
     "build_head",
     "can_pack",
+    "default_taps",
+    "fill",
+    "index_corpus",
     "load_head",
+    "only_dynamic",
     "pack_linears",
     "save_head",
 ]

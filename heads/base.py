@@ -6,14 +6,14 @@ V target vocabulary   W draft vocabulary   K heads or unrolled steps
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..tree import Draft, Tree
+from ..tree import Draft, Shape
 
 
 class HeadError(ValueError):
@@ -32,6 +32,8 @@ class TargetFacts:
     """Hash of the output embedding's bytes in fp32: same sizes and another hash is another model."""
     tokenizer_hash: str = ""
     chat_template_hash: str = ""
+    adapter_hash: str = ""
+    """Hash of the LoRA adapter that is part of the target; empty without one."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Accepted:
     tokens: [B, A], ``tokens[b, i]`` is the token at ``start[b] + i + 1``; the last one counted is the root
     count: [B], how many of the A are real; the rest is padding
     start: [B], the position of the first feature
+    reach: at least the largest root position, known without asking the device: what memories must have room for
+    first: [B], the token at position 0, which no ``tokens`` hold; on the first call of a request alone, None later
     The first call of a request carries the whole prompt.
     """
 
@@ -49,6 +53,8 @@ class Accepted:
     tokens: Tensor
     count: Tensor
     start: Tensor
+    reach: int
+    first: Tensor | None = None
 
     @property
     def root(self) -> Tensor:
@@ -66,7 +72,8 @@ class Accepted:
         return self.features[torch.arange(len(self.count), device=self.count.device), self.count - 1]
 
     def select(self, rows: Tensor) -> Accepted:
-        return Accepted(self.features[rows], self.tokens[rows], self.count[rows], self.start[rows])
+        first = None if self.first is None else self.first[rows]
+        return Accepted(self.features[rows], self.tokens[rows], self.count[rows], self.start[rows], self.reach, first)
 
 
 class Memory(Protocol):
@@ -75,12 +82,41 @@ class Memory(Protocol):
     def select(self, rows: Tensor) -> Memory: ...
 
 
-DraftScores = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
-"""(logits [B, n, W], positions [B, n] of the drafted tokens, target ids [W] or None for all of V) -> scores [B, n, W].
+class DraftScores(Protocol):
+    """How a request ranks candidates, given a head's logits [B, n, W]."""
 
-Candidates are ranked by the scores. At temperature 0, or with plain top-k drafts, they order as the logits do; with
-coupled drafts they are log q + G at the request's temperature and penalties.
-"""
+    @property
+    def keeps_laws(self) -> bool:
+        """Whether candidates are drawn from the head's law for a rule that weighs p against q: drafts carry ``laws``."""
+        ...
+
+    def __call__(self, logits: Tensor, positions: Tensor, ids: Tensor | None) -> Tensor:
+        """Scores [B, n, W] that candidates are ranked by; positions [B, n] are those of the drafted tokens.
+
+        ids: [W] target ids of the draft vocabulary, or None for all of V. At temperature 0, or with plain top-k
+        drafts, scores order as the logits do; coupled, they are log q + G at the request's temperature and penalties.
+        """
+        ...
+
+    def confidence(self, scores: Tensor) -> Tensor:
+        """From scores to the log of the share of belief in each candidate, [B, n, W]: what dynamic trees grow by."""
+        ...
+
+    def law(self, logits: Tensor, ids: Tensor | None) -> Tensor:
+        """log q [B, n, W] at the request's temperature and penalties."""
+        ...
+
+
+@dataclass(frozen=True)
+class TargetLayers:
+    """What heads borrow of the target, without gradient.
+
+    output: its effective output layer over the whole vocabulary
+    embedding: [V, H], its input embedding
+    """
+
+    output: Output
+    embedding: Tensor
 
 
 @dataclass(frozen=True)
@@ -97,6 +133,12 @@ class Output:
     bias: Tensor | None = None
     ids: Tensor | None = None
     own: tuple[Tensor, ...] = ()
+
+    def on(self, ids: Tensor | None) -> Output:
+        """The layer's rows of the draft vocabulary ``ids`` [W]; itself for None."""
+        if ids is None:
+            return self
+        return Output(self.weight[ids], None if self.bias is None else self.bias[ids], ids)
 
     def of_head(self, k: int) -> tuple[Tensor, Tensor | None]:
         """Weight [W, H] and bias [W] of head k."""
@@ -122,14 +164,14 @@ class Drafter(Protocol):
         ...
 
     def propose(
-        self, accepted: Accepted, memory: Memory | None, tree: Tree, scores: DraftScores
+        self, accepted: Accepted, memory: Memory | None, tree: Shape, scores: DraftScores
     ) -> tuple[Draft, Memory | None]:
         """A tree of candidates for every row, and the memory to pass next time."""
         ...
 
 
 class Head(Drafter, Protocol):
-    """A drafter that is trained on a target. Its weights are a torch module."""
+    """A drafter that is trained on a target: a torch module, of whose methods some are named here."""
 
     @property
     def config(self) -> Any:
@@ -141,12 +183,29 @@ class Head(Drafter, Protocol):
         """[W] ascending target ids of its draft vocabulary, or None when W = V."""
         ...
 
-    def predict(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """Training: features [B, T, F] of positions 0..T-1, and the tokens [B, T] one further, to hidden [K, B, T, H].
+    @property
+    def steps(self) -> int:
+        """K, the heads or unrolled steps that training gives a loss each."""
+        ...
 
-        Row t of head k stands for the token at position t + 2 + k. The output layer is applied by the loss, in chunks.
+    def predict(self, features: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Training: what the K heads or steps say at the M positions that ``rows`` [B, T] bool marks: [K, M, H].
+
+        features: [B, T, F] of positions 0..T-1; tokens: [B, T], one further, at t the token of t + 1. A marked row t
+        of head k stands for the token at position t + 2 + k. Unmarked rows are context. Marked ones come in the order
+        of ``rows.nonzero()``. The output layer is applied by the loss, in chunks.
         """
         ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]: ...
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
+
+    def to(self, *place: Any) -> Head: ...
 
     def output(self) -> Output:
         """The layer that turns hidden rows into logits."""

@@ -6,6 +6,7 @@ the tensor ``draft_ids``: ascending absolute target ids. Pickles are refused: lo
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import warnings
@@ -19,24 +20,32 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ..tree import write_atomically
-from .base import HeadError, Output, TargetFacts
+from .base import Head, HeadError, TargetFacts, TargetLayers
+from .eagle import Eagle, EagleConfig
+from .eagle3 import Eagle3, Eagle3Config
+from .hydra import Hydra, HydraConfig
 from .medusa import Medusa, MedusaConfig
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "heads.safetensors"
-DRAFT_IDS = "draft_ids"
+DRAFT_IDS, IDS_HASH = "draft_ids", "draft_ids_hash"
 FORMAT = 1
 
-HEADS: dict[str, tuple[type, type]] = {"medusa": (MedusaConfig, Medusa)}
+HEADS: dict[str, tuple[type, type]] = {
+    "medusa": (MedusaConfig, Medusa),
+    "hydra": (HydraConfig, Hydra),
+    "eagle": (EagleConfig, Eagle),
+    "eagle3": (Eagle3Config, Eagle3),
+}
 
 
 class HeadWarning(UserWarning):
     """Heads that fit in size but were trained for other weights: drafts may be poor, the text is still the target's."""
 
 
-def build_head(config: MedusaConfig, target_output: Output, draft_ids: Tensor | None = None) -> Medusa:
-    """Fresh heads for a target with this output layer. Raises HeadError if the draft vocabulary cannot be."""
-    vocab, hidden = target_output.weight.shape
+def build_head(config: Any, target: TargetLayers, draft_ids: Tensor | None = None) -> Head:
+    """Fresh heads of the configuration's kind for a target. Raises HeadError if the draft vocabulary cannot be."""
+    vocab, hidden = target.output.weight.shape
     faults = []
     if (vocab, hidden) != (config.vocab_size, config.hidden_size):
         faults.append(
@@ -46,28 +55,30 @@ def build_head(config: MedusaConfig, target_output: Output, draft_ids: Tensor | 
     faults += _draft_id_faults(draft_ids, config.draft_vocab_size, config.vocab_size)
     if faults:
         raise HeadError("the heads cannot be built: " + "; ".join(faults))
-    return HEADS[config.kind][1](config, target_output, draft_ids)
+    return HEADS[config.kind][1](config, target, draft_ids)
 
 
-def save_head(head: Medusa, folder: str | Path, facts: TargetFacts) -> None:
-    """Writes the heads into ``folder`` (made if need be), each file atomically."""
+def save_head(head: Head, folder: str | Path, facts: TargetFacts, dtype: torch.dtype = torch.float32) -> None:
+    """Writes the heads into ``folder`` (made if need be), each file atomically, weights rounded to ``dtype``."""
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    tensors = {name: value.detach().cpu().contiguous() for name, value in head.state_dict().items()}
+    tensors = {name: value.detach().cpu().to(dtype).contiguous() for name, value in head.state_dict().items()}
     bad = sorted(name for name, value in tensors.items() if not torch.isfinite(value).all())
     if bad:
         raise HeadError(f"the heads are not saved: non-finite values in {', '.join(bad)}")
     if head.draft_ids is not None:
         tensors[DRAFT_IDS] = head.draft_ids.cpu()
     content = {"format": FORMAT, "kind": head.config.kind, "head": asdict(head.config), "target": asdict(facts)}
+    if head.draft_ids is not None:
+        content[IDS_HASH] = _ids_hash(head.draft_ids)
     weights = path / f".{WEIGHTS_FILE}.{os.getpid()}"
     save_file(tensors, weights)
     weights.replace(path / WEIGHTS_FILE)
     write_atomically(json.dumps(content, indent=2) + "\n", path / CONFIG_FILE)
 
 
-def load_head(folder: str | Path, facts: TargetFacts, target_output: Output) -> Medusa:
-    """Reads heads for the target that ``facts`` and ``target_output`` describe, in fp32.
+def load_head(folder: str | Path, facts: TargetFacts, target: TargetLayers) -> Head:
+    """Reads heads for the target that ``facts`` and ``target`` describe, in fp32.
 
     Raises HeadError, listing everything wrong: files missing or broken, another target's sizes, tensors missing,
     unexpected or of another shape. Warns (HeadWarning) if the sizes fit and the recorded weights are not the target's.
@@ -79,13 +90,15 @@ def load_head(folder: str | Path, facts: TargetFacts, target_output: Output) -> 
     _compare_targets(trained_for, facts, path)
     tensors = _read_tensors(path)
     draft_ids = tensors.pop(DRAFT_IDS, None)
-    device = target_output.weight.device
+    device = target.output.weight.device
     if draft_ids is not None:
         draft_ids = draft_ids.to(device)
     faults = _draft_id_faults(draft_ids, config.draft_vocab_size, config.vocab_size)
+    if not faults and draft_ids is not None and content.get(IDS_HASH, _ids_hash(draft_ids)) != _ids_hash(draft_ids):
+        faults.append(f"{DRAFT_IDS} are not the ones that the heads were trained with ({CONFIG_FILE} has their hash)")
     if faults:
         raise HeadError(f"{path / WEIGHTS_FILE}: " + "; ".join(faults))
-    head = build_head(config, target_output, draft_ids).to(device)
+    head = build_head(config, target, draft_ids).to(device)
     _load_strictly(head, tensors, path / WEIGHTS_FILE)
     return head
 
@@ -103,7 +116,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise HeadError(f"{path / CONFIG_FILE} is not JSON: {error}") from error
     expected = {"format", "kind", "head", "target"}
-    if not isinstance(content, dict) or set(content) != expected:
+    if not isinstance(content, dict) or set(content) - {IDS_HASH} != expected:
         found = sorted(content) if isinstance(content, dict) else type(content).__name__
         raise HeadError(f"{path / CONFIG_FILE}: expected the keys {sorted(expected)}, got {found}")
     if content["format"] != FORMAT or content["kind"] not in HEADS:
@@ -147,6 +160,9 @@ def _compare_targets(trained_for: TargetFacts, facts: TargetFacts, path: Path) -
         )
         if getattr(trained_for, name) and getattr(facts, name) and getattr(trained_for, name) != getattr(facts, name)
     ]
+    if trained_for.adapter_hash != facts.adapter_hash:
+        wanted, found = trained_for.adapter_hash or "none", facts.adapter_hash or "none"
+        differing.append(f"adapter ({wanted} expected, {found} found)")
     if differing:
         warnings.warn(
             f"{path} was trained for {trained_for.name or 'another target'}; this target "
@@ -162,6 +178,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path / WEIGHTS_FILE)
     except (SafetensorError, OSError) as error:
         raise HeadError(f"{path / WEIGHTS_FILE} cannot be read (half written?): {error}") from error
+
+
+def _ids_hash(draft_ids: Tensor) -> str:
+    return hashlib.sha256(draft_ids.cpu().numpy().tobytes()).hexdigest()[:16]
 
 
 def _draft_id_faults(draft_ids: Tensor | None, draft_vocab_size: int | None, vocab_size: int) -> list[str]:
@@ -183,7 +203,7 @@ def _draft_id_faults(draft_ids: Tensor | None, draft_vocab_size: int | None, voc
     return faults
 
 
-def _load_strictly(head: Medusa, tensors: dict[str, Tensor], file: Path) -> None:
+def _load_strictly(head: Head, tensors: dict[str, Tensor], file: Path) -> None:
     expected = {name: tuple(value.shape) for name, value in head.state_dict().items()}
     faults = [f"{name} missing" for name in sorted(set(expected) - set(tensors))]
     faults += [f"{name} unexpected" for name in sorted(set(tensors) - set(expected))]

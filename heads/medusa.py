@@ -1,6 +1,6 @@
 """Medusa: K heads on the target's last hidden state, each guessing one position (Cai et al. 2024, arXiv 2401.10774).
 
-B batch rows   T text positions   N tree nodes   D depth of the tree   R candidates ranked at a depth
+B batch rows   T text positions   M marked positions   N tree nodes   D depth of the tree
 H hidden size   V target vocabulary   W draft vocabulary   K heads   L residual blocks in a head
 
 Head k is L residual blocks x + SiLU(Wx + b), W zero at the start, and an output layer. It sees neither the tokens
@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..tree import Draft, Tree
-from .base import Accepted, DraftScores, HeadError, Memory, Output
+from ..tree import Draft, Shape
+from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers
+from .fill import fill
 from .linear import PackedLinear, can_pack, pack_linears
 
 
@@ -67,22 +68,31 @@ class ResidualBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
+@dataclass(frozen=True)
+class MedusaBeam:
+    """The feature [B, H] before the root, and which head comes next: what was drafted makes no difference."""
+
+    feature: Tensor
+    level: int
+
+
 class Medusa(nn.Module):
-    """K Medusa heads. ``target_output`` is the target's effective output layer over its whole vocabulary.
+    """K Medusa heads.
 
     draft_ids: [W] ascending target ids, or None. The shared output layer is the target's and is never saved or trained.
     """
 
-    def __init__(self, config: MedusaConfig, target_output: Output, draft_ids: Tensor | None) -> None:
+    def __init__(self, config: MedusaConfig, target: TargetLayers, draft_ids: Tensor | None) -> None:
         super().__init__()
         self.config = config
         self.blocks = nn.ModuleList(
             nn.Sequential(*(ResidualBlock(config.hidden_size) for _ in range(config.num_layers)))
             for _ in range(config.num_heads)
         )
-        rows = target_output.weight if draft_ids is None else target_output.weight[draft_ids]
-        bias = target_output.bias if target_output.bias is None or draft_ids is None else target_output.bias[draft_ids]
+        output = target.output.on(draft_ids)
+        rows, bias = output.weight, output.bias
         self._ids = draft_ids
+        self._embedding = (target.embedding,)
         self._shared = (rows, bias)  # a tuple hides the target's weight from parameters() and state_dict()
         self.own_output = (
             nn.ParameterList(nn.Parameter(rows.detach().float().clone()) for _ in range(config.num_heads))
@@ -107,26 +117,27 @@ class Medusa(nn.Module):
     def draft_ids(self) -> Tensor | None:
         return self._ids
 
-    def propose(
-        self, accepted: Accepted, memory: Memory | None, tree: Tree, scores: DraftScores
-    ) -> tuple[Draft, Memory | None]:
-        """Fills ``tree``: a node of depth d and rank r takes the r-th best token of head d - 1."""
-        root = accepted.root  # [B]
-        if tree.size == 1:
-            return tree.draft(root[:, None]), None
-        logits = self._draft_logits(accepted.last_feature, tree.depth)  # [B, D, W]
-        steps = torch.arange(1, tree.depth + 1, device=root.device)
-        ranking = scores(logits, accepted.root_position[:, None] + steps, self._ids)
-        ranked = ranking.topk(tree.width).indices  # [B, D, R]
-        if self._ids is not None:
-            ranked = self._ids[ranked]
-        depth, rank = tree.index(root.device)
-        drafted = ranked[:, depth[1:] - 1, rank[1:]]  # [B, N-1]
-        return tree.draft(torch.cat([root[:, None], drafted], 1)), None
+    @property
+    def steps(self) -> int:
+        return self.config.num_heads
 
-    def predict(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """features [B, T, H] to hidden rows [K, B, T, H]; the tokens are not looked at."""
-        return torch.stack([block(features) for block in self.blocks])
+    def propose(
+        self, accepted: Accepted, memory: Memory | None, tree: Shape, scores: DraftScores
+    ) -> tuple[Draft, Memory | None]:
+        """Fills ``tree``: a node of depth d takes a candidate of head d - 1. A dynamic one grows best first."""
+        return fill(self, accepted, memory, tree, scores, tree.size - 1)
+
+    def begin(self, accepted: Accepted, memory: Memory | None) -> tuple[Tensor, MedusaBeam, None]:
+        feature = accepted.last_feature
+        return self._draft_logits(feature, 0), MedusaBeam(feature, 1), None
+
+    def extend(self, beam: MedusaBeam, parents: Tensor, tokens: Tensor) -> tuple[Tensor, MedusaBeam]:
+        return self._draft_logits(beam.feature, beam.level), MedusaBeam(beam.feature, beam.level + 1)
+
+    def predict(self, features: Tensor, tokens: Tensor, rows: Tensor) -> Tensor:
+        """Hidden rows [K, M, H]; the tokens are not looked at."""
+        marked = features[rows]
+        return torch.stack([block(marked) for block in self.blocks])
 
     def output(self) -> Output:
         rows, bias = self._shared
@@ -137,7 +148,8 @@ class Medusa(nn.Module):
     def for_decoding(self, dtype: torch.dtype) -> Medusa:
         """A copy for drafting in ``dtype``, its layers packed where the CPU gains by it. Not to be trained or saved."""
         rows, bias = self._shared
-        copy = Medusa(replace(self.config, output="shared"), Output(rows, bias), None)
+        borrowed = TargetLayers(Output(rows, bias), self._embedding[0])
+        copy = Medusa(replace(self.config, output="shared"), borrowed, None)
         copy.config, copy._ids = self.config, self._ids
         copy.blocks.load_state_dict(self.blocks.state_dict())
         own = None if self.own_output is None else [w.detach().to(dtype) for w in self.own_output]
@@ -148,14 +160,11 @@ class Medusa(nn.Module):
             copy._layers = [partial(F.linear, weight=w, bias=bias) for w in own]
         return copy.to(rows.device, dtype).eval().requires_grad_(False)
 
-    def _draft_logits(self, feature: Tensor, depth: int) -> Tensor:
-        """The last feature [B, H] to logits [B, depth, W] of the first ``depth`` heads."""
-        feature = feature.to(self._shared[0].dtype)
-        hidden = torch.stack([block(feature) for block in list(self.blocks)[:depth]], 1)  # [B, depth, H]
+    def _draft_logits(self, feature: Tensor, k: int) -> Tensor:
+        """The last feature [B, H] to logits [B, 1, W] of head k."""
+        hidden = self.blocks[k](feature.to(self._shared[0].dtype))[:, None]
         layers = self._layers or self._plain_layers()
-        if len(layers) == 1:
-            return layers[0](hidden)
-        return torch.stack([layer(hidden[:, k]) for k, layer in enumerate(layers[:depth])], 1)
+        return layers[min(k, len(layers) - 1)](hidden)
 
     def _plain_layers(self) -> list[Callable[[Tensor], Tensor]]:
         rows, bias = self._shared

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..tree import Draft, Tree, root_draft
+from ..tree import Draft, Shape, root_draft
 from .base import Accepted, DraftScores, Memory
 
 
@@ -14,6 +14,6 @@ class NoHead:
     candidates = 1
 
     def propose(
-        self, accepted: Accepted, memory: Memory | None, tree: Tree, scores: DraftScores
+        self, accepted: Accepted, memory: Memory | None, tree: Shape, scores: DraftScores
     ) -> tuple[Draft, Memory | None]:
         return root_draft(accepted.root), None

@@ -1,29 +1,41 @@
-"""Decoding: target, cache, noise, the lossless rule, the decode step, and plain decoding as the reference."""
+"""Decoding: target, cache, noise, acceptance rules, the decode step, and plain decoding as the reference."""
 
+from .adapter import adapter_hash, merge_adapter
 from .cache import KVCache
 from .capability import TargetError
+from .draft_model import DraftModel, DraftModelConfig, check_same_tokenizer, fit_draft_model
 from .generate import Completion, Run, complete, generate, prefill
 from .load import SMOLLM2, load_model, load_target, load_tokenizer
 from .machine import machine, versions
 from .noise import gumbel, noise_bits, row_seed
 from .path import Path
 from .reference import autoregressive
+from .rejection import Candidates, block_verification, chain_rejection, recursive_rejection, traversal
 from .request import Chunk, Request
-from .rules import Rule, lossless
-from .sampling import GenerationError, Sampler, Sampling
+from .rules import RULES, NamedRule, Rule, find_rule, lossless, lossy_typical
+from .sampling import Drafts, GenerationError, Sampler, Sampling
 from .stats import PHASES, Clock, Stats
 from .step import State, decode_step
+from .tape import Choose, outcomes
 from .target import Target, TargetOutput
 from .text import Text
+from .typical import typical
 
 __all__ = [
     "PHASES",
+    "RULES",
     "SMOLLM2",
+    "Candidates",
+    "Choose",
     "Chunk",
     "Clock",
     "Completion",
+    "DraftModel",
+    "DraftModelConfig",
+    "Drafts",
     "GenerationError",
     "KVCache",
+    "NamedRule",
     "Path",
     "Request",
     "Rule",
@@ -36,18 +48,30 @@ __all__ = [
     "TargetError",
     "TargetOutput",
     "Text",
+    "adapter_hash",
     "autoregressive",
+    "block_verification",
+    "chain_rejection",
+    "check_same_tokenizer",
     "complete",
     "decode_step",
+    "find_rule",
+    "fit_draft_model",
     "generate",
     "gumbel",
     "load_model",
     "load_target",
     "load_tokenizer",
     "lossless",
+    "lossy_typical",
     "machine",
+    "merge_adapter",
     "noise_bits",
+    "outcomes",
     "prefill",
+    "recursive_rejection",
     "row_seed",
+    "traversal",
+    "typical",
     "versions",
 ]

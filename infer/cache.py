@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import Cache
 
 from .path import Path
@@ -85,6 +86,13 @@ class KVCache(Cache):
         self._width = width
         self._written = self.lengths[:, None] + torch.arange(width, device=self.lengths.device)
         return needed
+
+    def make_room(self, slots: int) -> None:
+        """At least ``slots`` slots, in place: for a cache whose text has no known end. They double at least."""
+        if slots > self.slots:
+            more = max(slots, 2 * self.slots) - self.slots
+            self._blocks = [pad(block, (0, 0, 0, more)) for block in self._blocks]
+            self.slots += more
 
     def slot_positions(self, positions: Tensor, slots: int) -> Tensor:
         """The text position of what lies in each slot [B, S], the new ones standing at ``positions`` [B, N]."""

@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 from ..heads import PackedLinear, TargetFacts
 
 
-def facts_of(model: PreTrainedModel, tokenizer: Any, output_weight: Tensor, num_layers: int, name: str) -> TargetFacts:
+def facts_of(
+    model: PreTrainedModel, tokenizer: Any, output_weight: Tensor, num_layers: int, name: str, adapter_hash: str = ""
+) -> TargetFacts:
     """The facts of a model and its tokenizer. The vocabulary is the model's own, which may exceed the tokenizer's."""
     vocab_size, hidden_size = output_weight.shape
     return TargetFacts(
@@ -24,6 +26,7 @@ def facts_of(model: PreTrainedModel, tokenizer: Any, output_weight: Tensor, num_
         output_hash=_tensor_hash(output_weight),
         tokenizer_hash="" if tokenizer is None else _text_hash(json.dumps(sorted(tokenizer.get_vocab().items()))),
         chat_template_hash="" if tokenizer is None else _text_hash(tokenizer.chat_template or ""),
+        adapter_hash=adapter_hash,
     )
 
 

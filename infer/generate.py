@@ -13,14 +13,14 @@ import torch
 from transformers import LogitsProcessor
 
 from ..heads import Accepted, Drafter, NoHead
-from ..tree import Tree, TreeError, default_tree, root_draft
+from ..tree import Shape, Tree, TreeError, default_tree, root_draft
 from .cache import close_ranks
 from .capability import check_rope
 from .masks import causal_ancestors
 from .noise import row_seed
 from .request import Chunk, Request
-from .rules import lossless
-from .sampling import GenerationError, Sampler, Sampling
+from .rules import MissingLaws, NamedRule, find_rule, lossless, rule_faults
+from .sampling import Drafts, GenerationError, Sampler, Sampling
 from .stats import Clock, Stats
 from .step import State, decode_step
 from .target import Target, TargetOutput
@@ -62,7 +62,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     *,
     head: Drafter | None = None,
-    tree: Tree | None = None,
+    tree: Shape | None = None,
     sampling: Sampling | None = None,
     logits_processor: Sequence[LogitsProcessor] = (),
     seed: int = 0,
@@ -71,19 +71,25 @@ def generate(
     end_ids: Sequence[int] | None = None,
     stop_strings: Sequence[str] = (),
     batch_size: int = 8,
-    coupled: bool = True,
+    rule: str | NamedRule = "coupled",
+    drafts: Drafts | None = None,
     run: Run | None = None,
     synchronize: bool = False,
 ) -> Iterator[Chunk]:
     """Streams the answers to ``prompts`` (token ids), ``batch_size`` of them at a time, a chunk per request and round.
 
-    The text of a request is a function of its prompt, the sampling and its seed alone: head, tree, batch and
-    ``coupled`` change its speed. Without a head this is plain decoding. ``seed`` gives request i the seed
-    ``row_seed(seed, i)`` unless ``row_seeds`` names them. ``max_new_tokens`` is cut to what the context has room for.
-    ``logits_processor`` are further Hugging Face processors; each sees the text of the node that it judges.
-    ``coupled=False`` drafts plain top-k at temperature > 0. ``synchronize`` makes phase times true on an accelerator.
+    With the coupled rule the text of a request is a function of its prompt, the sampling and its seed alone: head,
+    tree, batch and ``drafts`` change its speed. Without a head this is plain decoding. ``seed`` gives request i the
+    seed ``row_seed(seed, i)`` unless ``row_seeds`` names them. ``max_new_tokens`` is cut to what the context has room
+    for. ``logits_processor`` are further Hugging Face processors; each sees the text of the node that it judges.
+    ``synchronize`` makes phase times true on an accelerator.
 
-    Raises GenerationError or TreeError before any work, naming all faults.
+    rule: an acceptance rule by its name in ``RULES``, or one made by ``lossy_typical``. At temperature > 0 only the
+    coupled rule gives the text of the seed; with the others it depends on head and tree too (docs/lossless.md).
+    drafts: how candidates are taken at temperature > 0; None is what the rule asks for.
+
+    Raises GenerationError or TreeError before any work, naming all faults; GenerationError also where the rule weighs
+    p against q and the head turns out to give no q.
     """
     head = NoHead() if head is None else head
     tree = Tree.chain(0) if isinstance(head, NoHead) else tree or default_tree(head.depth)
@@ -91,7 +97,9 @@ def generate(
     run = run if run is not None else Run()
     ends = target.end_ids if end_ids is None else end_ids
     seeds = [row_seed(seed, i) for i in range(len(prompts))] if row_seeds is None else list(row_seeds)
-    _check(target, head, tree, prompts, seeds, max_new_tokens, batch_size, stop_strings)
+    faults = rule_faults(rule, drafts, None if isinstance(head, NoHead) else tree)
+    _check(target, head, tree, prompts, seeds, max_new_tokens, batch_size, stop_strings, faults)
+    chosen = find_rule(rule)
     requests = [
         Request(i, p, s, min(max_new_tokens, target.context - len(p)), frozenset(ends), stop_strings, target.tokenizer)
         for i, (p, s) in enumerate(zip(prompts, seeds, strict=True))
@@ -100,8 +108,8 @@ def generate(
         batch = requests[start : start + batch_size]
         clock = Clock(run.stats.phase_seconds, target.device, synchronize)
         device_seeds = torch.tensor([r.seed for r in batch], device=target.device)
-        sampler = Sampler(sampling, device_seeds, logits_processor, coupled)
-        for chunk in _run_batch(target, head, tree, batch, sampler, clock):
+        sampler = Sampler(sampling, device_seeds, logits_processor, drafts or chosen.drafts)
+        for chunk in _run_batch(target, head, tree, chosen, batch, sampler, clock):
             if chunk.reason is not None:
                 done = requests[chunk.row]
                 run.completions[done.index] = Completion(done.ids, done.text, chunk.reason, done.seed, done.stats)
@@ -111,9 +119,16 @@ def generate(
 
 
 def _run_batch(
-    target: Target, head: Drafter, tree: Tree, batch: list[Request], sampler: Sampler, clock: Clock
+    target: Target,
+    head: Drafter,
+    tree: Shape,
+    rule: NamedRule,
+    batch: list[Request],
+    sampler: Sampler,
+    clock: Clock,
 ) -> Iterator[Chunk]:
-    """All rounds of one batch; rows that end leave it."""
+    """All rounds of one batch; rows that end leave it. Nothing drafted leaves nothing to accept: that is coupled."""
+    verify = lossless if isinstance(head, NoHead) else rule.verify
     yield from (Chunk(r.index, [], "", 0, r.reason) for r in batch if r.reason is not None)
     running = [i for i, r in enumerate(batch) if r.reason is None]
     if not running:
@@ -132,7 +147,10 @@ def _run_batch(
         yield from chunks
         if not rows:
             return
-        state, path = decode_step(target, head, tree, lossless, state, clock)
+        try:
+            state, path = decode_step(target, head, tree, verify, state, clock)
+        except MissingLaws as fault:
+            raise GenerationError(f"rule {rule.name} cannot be used with {type(head).__name__}: {fault}") from fault
         chunks = [row.take_round(emitted) for row, emitted in zip(rows, path.host_tokens, strict=True)]
 
 
@@ -160,7 +178,7 @@ def prefill(
     first = lossless(last, logits, text, sampler)
     tokens = torch.cat([text.ids[:, 1 : max(lengths)], torch.zeros_like(first.tokens)], 1)
     tokens.scatter_(1, ends[:, None] - 1, first.tokens)
-    accepted = Accepted(torch.cat(features, 1), tokens, ends, torch.zeros_like(ends))
+    accepted = Accepted(torch.cat(features, 1), tokens, ends, torch.zeros_like(ends), max(lengths), text.ids[:, 0])
     state = State(cache, text.extend(first), accepted, None, sampler)
     return state, [row[0] for row in first.host_tokens]
 
@@ -181,14 +199,16 @@ def _read_chunk(
 def _check(
     target: Target,
     head: Drafter,
-    tree: Tree,
+    tree: Shape,
     prompts: Sequence[Sequence[int]],
     seeds: Sequence[int],
     max_new_tokens: int,
     batch_size: int,
     stop_strings: Sequence[str],
+    faults: Sequence[str],
 ) -> None:
-    faults = []
+    """Raises GenerationError with ``faults`` and all that are found here."""
+    faults = list(faults)
     if max_new_tokens < 0:
         faults.append(f"max_new_tokens must be at least 0, got {max_new_tokens}")
     if batch_size < 1:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from .adapter import adapter_hash, merge_adapter
 from .capability import TargetError
 from .target import Target
 
@@ -25,22 +26,34 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def load_target(
-    spec: str, dtype: str = "auto", device: str = "auto", attention: str = "auto", pack: bool = True
+    spec: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    attention: str = "auto",
+    pack: bool = True,
+    adapter: str | Path | None = None,
 ) -> Target:
     """The target that ``spec`` names, ready to decode: a hub id, a local folder, or ``smollm2-135m``.
 
     dtype: fp32, bf16, fp16 or auto (bf16 where the machine multiplies it, else fp32). device: cpu, cuda or auto.
-    attention: sdpa, eager or auto (what the model supports).
-    Raises TargetError if the model cannot be found or cannot be a target.
+    attention: sdpa, eager or auto (what the model supports). adapter: a folder with a LoRA adapter that is merged into
+    the model: the target is the adapted model, and losslessness speaks of its text.
+    Raises TargetError if model or adapter cannot be found, do not fit, or cannot be a target.
     """
-    model, tokenizer = load_model(spec, dtype, device, attention)
-    return Target(model, tokenizer, name=spec, pack=pack)
+    known = "" if adapter is None else adapter_hash(adapter)  # before the model, which may take long
+    model, tokenizer = load_model(spec, dtype, device, attention, adapter)
+    name = spec if adapter is None else f"{spec} with adapter {adapter}"
+    return Target(model, tokenizer, name=name, pack=pack, adapter_hash=known)
 
 
 def load_model(
-    spec: str, dtype: str = "auto", device: str = "auto", attention: str = "auto"
+    spec: str,
+    dtype: str = "auto",
+    device: str = "auto",
+    attention: str = "auto",
+    adapter: str | Path | None = None,
 ) -> tuple[PreTrainedModel, Any]:
-    """The Hugging Face model and tokenizer that ``load_target`` wraps, as they are."""
+    """The Hugging Face model and tokenizer that ``load_target`` wraps, with the adapter merged if one is named."""
     folder = local_folder(spec)
     place = pick_device(device)
     chosen = {} if attention == "auto" else {"attn_implementation": attention}
@@ -49,7 +62,8 @@ def load_model(
     except (OSError, ValueError) as error:
         expected = f"expected a hub id, a local folder or {SMOLLM2!r}"
         raise TargetError(f"no target at {spec!r}: {expected}. {error}") from error
-    return model.to(place), load_tokenizer(spec)  # type: ignore[arg-type]
+    model = model.to(place)  # type: ignore[arg-type]
+    return model if adapter is None else merge_adapter(model, adapter), load_tokenizer(spec)
 
 
 def load_tokenizer(spec: str) -> Any:

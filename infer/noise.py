@@ -18,6 +18,9 @@ _MIX_2 = 0x94D049BB133111EB
 _POSITION = 0xD1B54A32D192ED03
 _WORD = (1 << 64) - 1
 
+DRAWS, COINS, RESIDUALS = 1, 2, 3
+"""Streams of noise apart from the target's own: a head's draws, a rule's coins, its draws after a rejection."""
+
 
 def _signed(word: int) -> int:
     """A 64-bit word as the int64 with the same bits: torch wraps products and sums of int64 like unsigned ones."""
@@ -53,6 +56,16 @@ def gumbel(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
     """
     u = noise_bits(seeds, positions, ids).double().add_(0.5).mul_(2.0**-32)
     return u.log_().neg_().log_().neg_()
+
+
+def stream_seeds(seeds: Tensor, stream: int, root_position: Tensor) -> Tensor:
+    """Seeds [B] of a stream of noise that belongs to one step, known by the position of its root [B].
+
+    Rules that weigh p against q need draws, coins and residual draws that are independent of each other and of every
+    other step's: positions that are drafted again after a rejection must not meet the same noise.
+    """
+    key = _mix_(seeds + _signed(stream * _MIX_2))
+    return _mix_(key + root_position * _signed(_GAMMA)) & ((1 << 63) - 1)
 
 
 def row_seed(seed: int, index: int) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +25,14 @@ from transformers import (
 )
 
 from ..heads import DraftScores
-from .noise import gumbel
+from .noise import DRAWS, gumbel, stream_seeds
+
+Drafts = Literal["coupled", "top-k", "sampled"]
+"""At temperature > 0: candidates that share the target's noise; the head's likeliest; or draws from the head's law with
+noise of their own, for rules that weigh p against q."""
+
+COUPLED_SCALE = 1.0
+"""s in softmax((log q + G) / s), the belief in a coupled candidate."""
 
 
 class GenerationError(ValueError):
@@ -90,8 +98,7 @@ class Sampler:
     sampling: Sampling
     seeds: Tensor
     processors: Sequence[LogitsProcessor] = ()
-    coupled: bool = True
-    """Whether drafts look at the noise; without, they are the plain top-k of the draft head."""
+    drafts: Drafts = "coupled"
     _context: list[LogitsProcessor] = field(init=False, repr=False)
     _warpers: list[LogitsProcessor] = field(init=False, repr=False)
 
@@ -109,7 +116,7 @@ class Sampler:
         return self.sampling.greedy and not self._context
 
     def select(self, rows: Tensor) -> Sampler:
-        return Sampler(self.sampling, self.seeds[rows], self.processors, self.coupled)
+        return Sampler(self.sampling, self.seeds[rows], self.processors, self.drafts)
 
     def target_scores(self, logits: Tensor, rows: Tensor, positions: Tensor, contexts: Sequence[Tensor]) -> Tensor:
         """log p + G up to a constant for each row: its argmax is the next token.
@@ -127,9 +134,27 @@ class Sampler:
         ids = torch.arange(scores.shape[-1], device=scores.device)
         return gumbel(self.seeds[rows], positions, ids).add_(scores)
 
-    def draft_scores(self, texts: Sequence[Tensor], vocab_size: int) -> DraftScores:
-        """What draft heads rank candidates by; ``texts`` are the B texts so far, needed only if ``reads_context``."""
-        return _DraftScores(self, texts, vocab_size)
+    def target_law(self, logits: Tensor, contexts: Sequence[Tensor]) -> Tensor:
+        """p [M, V] in fp64, at temperature > 0: what ``target_scores`` adds noise to, for rules that weigh p against q.
+
+        logits: [M, V]; contexts: the M texts before the token to choose, needed only if ``reads_context``.
+        """
+        scores = logits.float()
+        if self._context:
+            scores = torch.cat([self.in_context(scores[i : i + 1], text) for i, text in enumerate(contexts)])
+        for warper in self._warpers:
+            scores = warper(None, scores)  # type: ignore[arg-type]  # warpers do not read the text
+        return scores.double().softmax(-1)
+
+    def draft_scores(self, texts: Sequence[Tensor], vocab_size: int, root_position: Tensor) -> DraftScores:
+        """What draft heads rank candidates by; ``texts`` are the B texts so far, needed only if ``reads_context``.
+
+        root_position: [B], which tells this step's draws from those of every other step.
+        """
+        seeds = self.seeds
+        if self.drafts == "sampled":
+            seeds = stream_seeds(self.seeds, DRAWS, root_position)
+        return _DraftScores(self, texts, vocab_size, seeds, self.drafts == "sampled" and not self.sampling.greedy)
 
     def in_context(self, scores: Tensor, text: Tensor) -> Tensor:
         """Scores [n, V] after the processors that read the text, one text [T] for all n rows."""
@@ -148,17 +173,30 @@ class _DraftScores:
     sampler: Sampler
     texts: Sequence[Tensor]
     vocab_size: int
+    seeds: Tensor
+    keeps_laws: bool
 
     def __call__(self, logits: Tensor, positions: Tensor, ids: Tensor | None) -> Tensor:
-        if self.sampler.reads_context:
-            logits = self._penalised(logits, ids)
-        temperature = self.sampler.sampling.temperature
-        if not temperature or not self.sampler.coupled:
-            return logits
+        if not self.sampler.sampling.temperature or self.sampler.drafts == "top-k":
+            return self._penalised(logits, ids) if self.sampler.reads_context else logits
         batch, steps, width = logits.shape
         tokens = torch.arange(width, device=logits.device) if ids is None else ids
-        noise = gumbel(self.sampler.seeds.repeat_interleave(steps), positions.reshape(-1), tokens)
-        return noise.view(batch, steps, width).add_((logits.float() / temperature).log_softmax(-1))
+        seeds = self.seeds.repeat_interleave(steps)
+        if self.sampler.drafts == "sampled":  # the nodes of a level draw independently of each other
+            seeds = stream_seeds(seeds, DRAWS, torch.arange(steps, device=seeds.device).repeat(batch))
+        noise = gumbel(seeds, positions.reshape(-1), tokens)
+        return noise.view(batch, steps, width).add_(self.law(logits, ids))
+
+    def confidence(self, scores: Tensor) -> Tensor:
+        temperature = self.sampler.sampling.temperature
+        if temperature:
+            scores = scores / (temperature if self.sampler.drafts == "top-k" else COUPLED_SCALE)
+        return scores.float().log_softmax(-1)
+
+    def law(self, logits: Tensor, ids: Tensor | None) -> Tensor:
+        if self.sampler.reads_context:
+            logits = self._penalised(logits, ids)
+        return (logits.float() / (self.sampler.sampling.temperature or 1.0)).log_softmax(-1)
 
     def _penalised(self, logits: Tensor, ids: Tensor | None) -> Tensor:
         """Processors speak of target ids, so scores of the draft vocabulary are spread over V and read back."""

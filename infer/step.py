@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..heads import Accepted, Drafter, Memory
-from ..tree import Tree
+from ..tree import Shape
 from .cache import KVCache
 from .path import Path
 from .rules import Rule
@@ -38,7 +38,8 @@ class State:
         """The state after the accepted path: its features, and its tokens with the bonus as the new root."""
         rows = torch.arange(len(path.counts), device=path.counts.device)[:, None]
         features = out.features[rows, path.nodes]  # [B, A, F]
-        accepted = Accepted(features, path.tokens, path.counts, self.accepted.root_position)
+        reach = self.accepted.reach + max(path.host_counts)
+        accepted = Accepted(features, path.tokens, path.counts, self.accepted.root_position, reach)
         return State(self.cache, self.text.extend(path), accepted, memory, self.sampler)
 
     def select(self, rows: list[int]) -> State:
@@ -50,7 +51,7 @@ class State:
 
 
 def decode_step(
-    target: Target, head: Drafter, tree: Tree, rule: Rule, state: State, clock: Clock
+    target: Target, head: Drafter, tree: Shape, rule: Rule, state: State, clock: Clock
 ) -> tuple[State, Path]:
     """Drafts a tree for every row, verifies it in one forward, commits the accepted path.
 
@@ -59,7 +60,7 @@ def decode_step(
     """
     cache, text, sampler = state.cache, state.text, state.sampler
     texts = text.rows() if sampler.reads_context else ()
-    scores = sampler.draft_scores(texts, target.vocab_size)
+    scores = sampler.draft_scores(texts, target.vocab_size, state.accepted.root_position)
     draft, memory = head.propose(state.accepted, state.memory, tree, scores)  # tokens, parents [B, N]
     clock.lap("draft")
     positions = cache.lengths[:, None] + draft.depth  # [B, N]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..heads import Output, PackedLinear, TargetFacts, can_pack, pack_linears
+from ..heads import Output, PackedLinear, TargetFacts, TargetLayers, can_pack, pack_linears
 from .arguments import Arguments, RecordingCache
 from .cache import KVCache, LayerSizes
 from .capability import TargetError, check_config
@@ -39,10 +39,19 @@ class Target:
     """A frozen causal language model that verifies trees.
 
     ``pack`` packs the linear layers of a CPU model in place (see heads/linear.py), which leaves it fit for inference
-    alone. Raises TargetError, naming the cause, for models whose attention cannot follow a tree.
+    alone. ``adapter_hash`` names the adapter that was merged into the model, if one was. Raises TargetError, naming the
+    cause, for models whose attention cannot follow a tree.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: Any = None, *, name: str = "", pack: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: Any = None,
+        *,
+        name: str = "",
+        pack: bool = False,
+        adapter_hash: str = "",
+    ) -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config()
@@ -51,7 +60,8 @@ class Target:
         self._layers = _decoder_layers(model, self.num_layers)
         self._arguments = Arguments.of(model)
         self._output = _output_layer(model)
-        self.facts: TargetFacts = facts_of(model, tokenizer, self._output.weight, self.num_layers, name)
+        weight = self._output.weight
+        self.facts: TargetFacts = facts_of(model, tokenizer, weight, self.num_layers, name, adapter_hash)
         self.context: int = getattr(self.config, "max_position_embeddings", None) or 2**31 - 1
         self.end_ids = _end_ids(model, tokenizer)
         self.sliding_window = check_config(self.config, self.facts.name)
@@ -102,6 +112,10 @@ class Target:
 
         Raises TargetError naming layer, dtype and rows if a real position's features are not finite.
         """
+        return self.features_with_gradient(tokens, lengths, taps)
+
+    def features_with_gradient(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Tensor:
+        """``features`` that lead back to what can be trained inside the model: an adapter that it carries."""
         batch, width = tokens.shape
         tokens = tokens.to(self.device)
         lengths = lengths.to(self.device)
@@ -125,6 +139,11 @@ class Target:
     def output_layer(self) -> Output:
         """The effective output embedding [V, H] (the input's where they are tied) and bias, without gradient."""
         return self._output
+
+    def layers(self) -> TargetLayers:
+        """What heads borrow: output layer and input embedding, without gradient."""
+        embedding: Any = self.model.get_input_embeddings()
+        return TargetLayers(self._output, embedding.weight.detach())
 
     def fingerprint(self) -> str:
         """A hash over the bytes of all weights, packed ones unpacked: equal before and after training."""

@@ -59,21 +59,18 @@ def align(tokens: Tensor, mask: Tensor, num_heads: int) -> tuple[Tensor, Tensor]
     return torch.stack(labels), torch.stack(valid)
 
 
-def teacher_positions(valid: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the target's law of the valid labels of each head stands: valid [K, B, T] to row and position.
+def teacher_index(valid: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Where the target's law of the valid labels of head k stands: valid [K, B, T] to row [m] and position [m].
 
-    Both are [K, B, T] int64, for indexing the target's final features [B, T, H]: the law of the token at t+2+k is the
-    target's output at t+1+k. Where ``valid`` is False the position is clamped to the row and meaningless.
+    They index the target's final features [B, T, H], in the order of ``valid[k].nonzero()``: the law of the token at
+    t+2+k is the target's output at t+1+k.
 
     >>> _, valid = align(torch.tensor([[5, 6, 7, 8, 9, 0]]), torch.tensor([[0, 0, 1, 1, 1, 0]]), num_heads=2)
-    >>> row, position = teacher_positions(valid)
-    >>> position[0][valid[0]], position[1][valid[1]]
+    >>> teacher_index(valid, 0)[1], teacher_index(valid, 1)[1]
     (tensor([2, 3]), tensor([3]))
     """
-    heads, batch, length = valid.shape
-    at = torch.arange(length, device=valid.device) + 1 + torch.arange(heads, device=valid.device)[:, None]
-    row = torch.arange(batch, device=valid.device)[None, :, None].expand(heads, batch, length)
-    return row, at.clamp(max=length - 1)[:, None].expand(heads, batch, length)
+    row, position = valid[k].nonzero(as_tuple=True)
+    return row, position + 1 + k
 
 
 def _shift(values: Tensor, by: int) -> Tensor:

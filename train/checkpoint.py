@@ -1,10 +1,11 @@
 """What a checkpoint holds, and how a run goes on from it.
 
     step-000015/heads/          config.json, heads.safetensors: the fp32 weights, ready to decode with
+    step-000015/adapter/        the target's adapter, if one is trained: adapter_config.json, adapter_model.safetensors
     step-000015/training.pt     optimiser state and random generators (tensors and plain values, read with weights_only)
     step-000015/progress.json   steps done, best tau, and what a resumed run must have in common with this one
     step-000015/manifest.json   sizes and SHA-256 of the files above, written last
-    best/heads/                 the heads with the largest measured tau; best/evaluation.json says how it was measured
+    best/heads/, best/adapter/  those with the largest measured tau; best/evaluation.json says how it was measured
 
 The learning rate and the order of the rows are functions of the step and the seed, so they need no state of their own.
 """
@@ -13,17 +14,20 @@ from __future__ import annotations
 
 import json
 import pickle
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from ..heads import Medusa, Output, TargetFacts, load_head, save_head
+from ..heads import Head, TargetFacts, TargetLayers, load_head, save_head
+from ..infer import adapter_hash
+from .adapter import Adapter, save_adapter
+from .features import Where
 from .folders import CheckpointError, check_whole, check_writable, latest, rotate, step_folder, steps_in, write_folder
 from .settings import changed_keys
 
-HEADS_FOLDER = "heads"
+HEADS_FOLDER, ADAPTER_FOLDER = "heads", "adapter"
 BEST = "best"
 TRAINING_FILE = "training.pt"
 PROGRESS_FILE = "progress.json"
@@ -49,15 +53,22 @@ class Progress:
     step_of_epoch: int
     """The loader's position: optimiser steps done in ``epoch``."""
     best_tau: float | None
-    features: Literal["online", "memory"]
-    """How target features are computed; it decides their last bits, so a resumed run keeps it."""
+    features: Where
     origin: Origin
+
+
+def save_heads(folder: Path, head: Head, facts: TargetFacts, adapter: Adapter | None) -> None:
+    """Writes heads/ into ``folder`` and, where an adapter is trained, adapter/ beside it, which the heads then name."""
+    if adapter is not None:
+        facts = replace(facts, adapter_hash=save_adapter(adapter, folder / ADAPTER_FOLDER))
+    save_head(head, folder / HEADS_FOLDER, facts)
 
 
 def save_checkpoint(
     out: Path,
-    head: Medusa,
+    head: Head,
     facts: TargetFacts,
+    adapter: Adapter | None,
     optimizer: torch.optim.Optimizer,
     generators: list[dict[str, Any]],
     progress: Progress,
@@ -70,7 +81,7 @@ def save_checkpoint(
     folder = step_folder(out, progress.step)
 
     def fill(place: Path) -> None:
-        save_head(head, place / HEADS_FOLDER, facts)
+        save_heads(place, head, facts, adapter)
         torch.save({"optimizer": optimizer.state_dict(), "generators": generators}, place / TRAINING_FILE)
         (place / PROGRESS_FILE).write_text(json.dumps(asdict(progress), indent=2) + "\n")
 
@@ -132,9 +143,11 @@ def check_same_run(folder: Path, saved: Origin, now: Origin) -> None:
         )
 
 
-def load_heads(folder: Path, facts: TargetFacts, target_output: Output) -> Medusa:
-    """The fp32 heads of a checkpoint, ready to be trained on."""
-    return load_head(folder / HEADS_FOLDER, facts, target_output)
+def load_heads(folder: Path, facts: TargetFacts, target: TargetLayers) -> Head:
+    """The fp32 heads of a checkpoint, ready to be trained on; with the adapter beside them, if there is one."""
+    if (folder / ADAPTER_FOLDER).is_dir():
+        facts = replace(facts, adapter_hash=adapter_hash(folder / ADAPTER_FOLDER))
+    return load_head(folder / HEADS_FOLDER, facts, target)
 
 
 def load_training_state(folder: Path, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

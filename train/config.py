@@ -39,6 +39,11 @@ class TargetConfig:
     attention: Literal["auto", "sdpa", "eager"] = Field(
         default="auto", description="attention implementation of the target; auto is what the model supports"
     )
+    adapter: str | None = Field(
+        default=None,
+        description="folder of a LoRA adapter (PEFT) that is merged into the target and frozen with it: heads are "
+        "trained on the adapted model",
+    )
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -59,12 +64,19 @@ class DataConfig:
         description="prompts file (JSONL) to measure tau on; null uses the first prompts of the held-out rows",
     )
     turns: Literal["all", "last"] = Field(default="all", description="which assistant turns of a row are supervised")
-    features: Literal["auto", "online", "memory"] = Field(
+    features: Literal["auto", "online", "memory", "store"] = Field(
         default="auto",
-        description="target features: computed online, kept in memory, or in memory if they take at most features_gib",
+        description="target features: computed online, kept in memory, or read from the store, which is filled first; "
+        "auto is the store if features_dir names one, else memory if they take at most features_gib",
     )
     features_gib: NotNegative = Field(
         default=4.0, description="most main memory (GiB per process) that features: auto may take"
+    )
+    features_dir: str | None = Field(
+        default=None, description="folder of the feature store: computed once for a target, shared by runs"
+    )
+    features_taps: tuple[AtLeastZero, ...] = Field(
+        default=(), description="further tapped layers that a new store keeps, for heads to come"
     )
 
 
@@ -72,16 +84,55 @@ class DataConfig:
 class HeadsConfig:
     """The heads to train."""
 
-    kind: Literal["medusa"] = Field(default="medusa", description="kind of head")
-    num_heads: AtLeastOne = Field(default=4, description="K, heads: the deepest tree they can fill")
-    num_layers: AtLeastOne = Field(default=1, description="L, residual blocks in each head")
+    kind: Literal["medusa", "hydra", "eagle", "eagle3"] = Field(default="medusa", description="kind of head")
+    num_heads: AtLeastOne = Field(default=4, description="medusa, hydra: K, heads: the deepest tree they can fill")
+    num_layers: AtLeastOne = Field(default=1, description="medusa, hydra: residual blocks in each head")
     output: Literal["shared", "own"] = Field(
         default="shared",
-        description="output layer: the target's for all heads, or one trained for each, started from it",
+        description="medusa, hydra: the target's output layer for all heads, or one trained for each, started from it",
     )
+    prefix_layer: bool = Field(default=False, description="hydra: a decoder layer over the features first (Hydra++)")
+    unroll: AtLeastOne | None = Field(
+        default=None,
+        description="eagle, eagle3: K, steps that training unrolls; null is 1 for eagle (more is HASS), 7 for eagle3",
+    )
+    tapped_layers: tuple[AtLeastZero, ...] | None = Field(
+        default=None, description="eagle3: ids of the hidden states entering these layers; null is 2, L/2, L-3"
+    )
+    fc_norm: bool = Field(default=False, description="eagle3: a norm for each tapped feature (EAGLE-3.1)")
+    norm_output: bool = Field(default=False, description="eagle3: the normed output is carried on (EAGLE-3.1)")
     draft_vocab_size: AtLeastOne | None = Field(
         default=None, description="W, most frequent tokens that can be drafted; null is the target's whole vocabulary"
     )
+    start: Literal["fresh", "target"] = Field(
+        default="fresh",
+        description="eagle, eagle3: weights of the layer: random, or those of the target's last layer where they fit",
+    )
+    resume_from: str | None = Field(
+        default=None, description="folder of heads of the same shape to train on from; their draft vocabulary is kept"
+    )
+
+
+@dataclass(frozen=True, config=_STRICT)
+class AdapterConfig:
+    """Medusa-2: a LoRA adapter of the target that is trained together with Medusa heads."""
+
+    enabled: bool = Field(
+        default=False, description="train an adapter besides the heads; decoding is then that of the adapted target"
+    )
+    rank: AtLeastOne = Field(default=32, description="rank of the adapter's matrices")
+    alpha: AtLeastOne = Field(default=16, description="what the adapter adds is scaled by alpha / rank")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="dropout inside the adapter; above 0 a step depends on how it is cut into parts"
+    )
+    target_modules: tuple[str, ...] = Field(
+        default=(), description="names of the linear layers to adapt, as PEFT has them; none: all but the output layer"
+    )
+    lr_scale: Positive = Field(default=0.25, description="the adapter's learning rate as a share of optim.lr")
+    kl_weight: NotNegative = Field(
+        default=1.0, description="weight of KL(unadapted || adapted) over the supervised tokens"
+    )
+    head_weight: Positive = Field(default=0.2, description="weight of the heads' losses beside it")
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -114,8 +165,20 @@ class LossConfig:
 
     decay: Positive = Field(default=0.8, description="weight of head k is decay**k")
     teacher_weight: Share = Field(
+        default=0.0, description="w in (1-w) CE(token) + w soft(target's law): how much the target's law counts"
+    )
+    soft: Literal["ce", "lk", "lk-hybrid"] = Field(
+        default="ce",
+        description="ce: cross-entropy to the law renormalised on the draft vocabulary; lk: -log sum min(p, q), the "
+        "law as it is; lk-hybrid: v KL + (1-v) (1 - sum min(p, q)), v = exp(-3 sum min(p, q))",
+    )
+    token_weight: NotNegative = Field(default=1.0, description="weight of the losses on tokens")
+    regression: NotNegative = Field(
+        default=0.0, description="weight of SmoothL1 between a head's hidden rows and the target's final features"
+    )
+    noise: NotNegative = Field(
         default=0.0,
-        description="w in (1-w) CE(token) + w CE(target's law), the law renormalised on the draft vocabulary",
+        description="features get uniform noise in [-noise, noise] in training, drawn by seed, step and row",
     )
     outside: Literal["count", "drop"] = Field(
         default="count",
@@ -169,6 +232,7 @@ class TrainConfig:
     data: DataConfig
     checkpoint: CheckpointConfig
     heads: HeadsConfig = Field(default_factory=HeadsConfig)
+    adapter: AdapterConfig = Field(default_factory=AdapterConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
     batch: BatchConfig = Field(default_factory=BatchConfig)
     loss: LossConfig = Field(default_factory=LossConfig)
@@ -185,7 +249,9 @@ FREE_ON_RESUME = (
     "batch.micro_rows",
     "checkpoint",
     "data.features",
+    "data.features_dir",
     "data.features_gib",
+    "data.features_taps",
     "data.prompts",
     "eval",
     "loss.chunk",

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..heads import Head
-from ..infer import Run, Sampling, Stats, Target, complete, machine, versions
-from ..tree import Tree
+from ..heads import Drafter
+from ..infer import Drafts, NamedRule, Run, Sampling, Stats, Target, complete, find_rule, machine, versions
+from ..tree import Shape
 
 UNNAMED = "all"
 """The category of prompts that name none."""
@@ -59,8 +59,8 @@ class Evaluation:
 
 def evaluate(
     target: Target,
-    head: Head | None,
-    tree: Tree | None,
+    head: Drafter | None,
+    tree: Shape | None,
     prompts: Sequence[Sequence[int]],
     categories: Sequence[str | None],
     sampling: Sampling,
@@ -69,26 +69,28 @@ def evaluate(
     batch_size: int = 8,
     seed: int = 0,
     row_seeds: Sequence[int] | None = None,
-    coupled: bool = True,
+    rule: str | NamedRule = "coupled",
+    drafts: Drafts | None = None,
 ) -> Evaluation:
     """Decodes ``prompts`` (token ids) with the real tree decode and counts. No prompts give no counts.
 
-    ``head`` is one made for decoding in the target's dtype; None is plain decoding. ``row_seeds`` names the seed of
-    each prompt, for a share of the prompts of a run. Raises GenerationError or TreeError before any work.
+    ``head`` is a drafter, trained heads being those made for decoding in the target's dtype; None is plain decoding.
+    ``row_seeds`` names the seed of each prompt, for a share of the prompts of a run. ``rule`` and ``drafts`` are those
+    of ``generate``. Raises GenerationError or TreeError before any work.
     """
-    shape = (
-        None if tree is None else {"nodes": tree.size, "depth": tree.depth, "paths": [list(p) for p in tree.paths[1:]]}
-    )
+    chosen, config = find_rule(rule), getattr(head, "config", None)
     settings = {
         "target": target.facts.name,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "head": None if head is None else asdict(head.config),
-        "tree": shape,
+        "head": None if config is None else asdict(config),
+        "tree": None if tree is None else tree.to_dict(),
         "sampling": asdict(sampling),
         "max_new_tokens": max_new_tokens,
         "batch_size": batch_size,
         "seed": seed,
-        "coupled": coupled,
+        "rule": chosen.name,
+        "lossless": chosen.lossless,
+        "drafts": drafts or chosen.drafts,
     }
     run = Run()
     completions = complete(
@@ -101,7 +103,8 @@ def evaluate(
         row_seeds=row_seeds,
         max_new_tokens=max_new_tokens,
         batch_size=batch_size,
-        coupled=coupled,
+        rule=chosen,
+        drafts=drafts,
         run=run,
     )
     by_category: dict[str, Stats] = {}

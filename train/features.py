@@ -1,14 +1,15 @@
-"""The target's features of training rows: computed when they are needed, or once and kept.
+"""The target's features of training rows: computed when they are needed, or once and kept in memory or on disk.
 
 B batch rows   T text positions   F feature width   H hidden size
 
 A feature's last bits depend on the rows it was computed beside. Online, that is the micro-batch, which a resumed run
-repeats; in memory, a grouping that depends on the rows alone.
+repeats; kept, a grouping that depends on the rows alone. The store rounds to bf16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,8 +19,12 @@ from tqdm import tqdm
 
 from ..data import Batch, Encoded, collate
 from ..infer import Target, TargetError
+from .store import FeatureStore
 
-GROUP_ROWS = 8
+GROUP_ROWS, STORE_ROWS = 8, 1024
+
+Where = Literal["online", "memory", "store"]
+"""How target features are come by; it decides their last bits, so a resumed run keeps it."""
 
 
 class TargetFeatures:
@@ -32,6 +37,7 @@ class TargetFeatures:
         self._width = len(taps) * target.facts.hidden_size
         self._teacher = teacher
         self._kept: dict[int, Tensor] = {}
+        self._store: FeatureStore | None = None
 
     @property
     def bytes_in_memory(self) -> int:
@@ -42,12 +48,23 @@ class TargetFeatures:
     def keep_all(self, show_progress: bool) -> None:
         """Computes all features now, into main memory, in groups of like length. Raises TargetError naming rows."""
         order = sorted(range(len(self.rows)), key=lambda i: len(self.rows[i].ids))
-        starts = range(0, len(order), GROUP_ROWS)
-        for start in tqdm(starts, desc="target features", unit=" groups", disable=None if show_progress else True):
-            group = order[start : start + GROUP_ROWS]
-            batch = collate([self.rows[i] for i in group], 0)
-            for i, feature in zip(group, self._compute(group, batch), strict=True):
-                self._kept[i] = feature[: len(self.rows[i].ids)].clone().cpu()
+        for group, features in self._in_groups(order, self._taps, show_progress):
+            for i, feature in zip(group, features, strict=True):
+                self._kept[i] = feature.clone().cpu()
+
+    def fill_store(self, folder: Path, further: Sequence[int], show_progress: bool) -> None:
+        """Reads features from the store in ``folder`` from now on, and first adds the rows that it lacks.
+
+        A new store keeps the ``further`` layers besides. Raises StoreError or TargetError. Rows are computed in order
+        of length, a bounded number at a time, so that a run that is killed goes on where it was.
+        """
+        store = FeatureStore(folder, self._target.fingerprint(), self._hidden, self._taps, further)
+        lacking = [i for i, row in enumerate(self.rows) if row.ids not in store]
+        for start in range(0, len(lacking), STORE_ROWS):
+            order = sorted(lacking[start : start + STORE_ROWS], key=lambda i: len(self.rows[i].ids))
+            for group, features in self._in_groups(order, store.stored_taps, show_progress):
+                store.add([self.rows[i].ids for i in group], features)
+        self._store = store
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """These rows padded, on the target's device; -1 is a row of one pad token with mask 0."""
@@ -57,15 +74,13 @@ class TargetFeatures:
 
     def of(self, indices: Sequence[int], batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Features [B, T, F] in the target's dtype and, with ``teacher``, the final ones [B, T, H]."""
-        if self._kept:
-            blank = next(iter(self._kept.values()))[:1]
-            features = pad_sequence([self._kept[i] if i >= 0 else torch.zeros_like(blank) for i in indices], True)
-            features = features.to(self._target.device)
+        if self._kept or self._store is not None:
+            features = pad_sequence([self._read(i) for i in indices], True).to(self._target.device)
         else:
-            features = self._compute(indices, batch)
+            features = self._compute(indices, batch, self._taps)
         if not self._teacher:
             return features, None
-        hidden = self._target.facts.hidden_size
+        hidden = self._hidden
         at = self._taps.index(self._last) * hidden
         return features[..., : self._width], features[..., at : at + hidden]
 
@@ -74,17 +89,42 @@ class TargetFeatures:
         named = [self.rows[i].id for i in indices if i >= 0]
         return ", ".join(named[:8]) + (", ..." if len(named) > 8 else "")
 
-    def _compute(self, indices: Sequence[int], batch: Batch) -> Tensor:
+    @property
+    def _hidden(self) -> int:
+        return self._target.facts.hidden_size
+
+    def _in_groups(
+        self, order: Sequence[int], taps: Sequence[int], show_progress: bool
+    ) -> Iterator[tuple[list[int], list[Tensor]]]:
+        """Rows and their features [T, F], a few rows of like length at a time."""
+        starts = range(0, len(order), GROUP_ROWS)
+        for start in tqdm(starts, desc="target features", unit=" groups", disable=None if show_progress else True):
+            group = list(order[start : start + GROUP_ROWS])
+            batch = collate([self.rows[i] for i in group], 0)
+            computed = self._compute(group, batch, taps)
+            yield group, [f[: len(self.rows[i].ids)] for i, f in zip(group, computed, strict=True)]
+
+    def _read(self, index: int) -> Tensor:
+        """Kept features [T, F] of a row; of none, a row of one position."""
+        if index < 0:
+            return torch.zeros(1, len(self._taps) * self._hidden, dtype=self._target.dtype)
+        kept = self._kept[index] if self._store is None else self._store.of(self.rows[index].ids)
+        return kept.to(self._target.dtype)
+
+    def _compute(self, indices: Sequence[int], batch: Batch, taps: Sequence[int]) -> Tensor:
         try:
-            return self._target.features(batch.tokens, batch.lengths, self._taps)
+            return self._target.features(batch.tokens, batch.lengths, taps)
         except TargetError as error:
             raise TargetError(f"rows {self.names(indices)}: {error}") from error
 
 
 def choose_features(
-    wanted: Literal["auto", "online", "memory"], size: int, limit_gib: float
-) -> Literal["online", "memory"]:
-    """Where features of ``size`` bytes go: as wanted, and with auto into memory if they take at most ``limit_gib``."""
+    wanted: Literal["auto", "online", "memory", "store"], size: int, limit_gib: float, folder: str | None
+) -> Where:
+    """Where features of ``size`` bytes go: as wanted; with auto to the store if it is named, else into memory if they
+    take at most ``limit_gib``."""
     if wanted != "auto":
         return wanted
+    if folder is not None:
+        return "store"
     return "memory" if size <= limit_gib * 2**30 else "online"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import Signals
@@ -13,7 +14,7 @@ from accelerate.utils import gather_object
 from tqdm import tqdm
 
 from ..infer import Target, load_target
-from .checkpoint import BEST, HEADS_FOLDER, Progress, find_checkpoint, save_checkpoint
+from .checkpoint import ADAPTER_FOLDER, BEST, HEADS_FOLDER, Progress, find_checkpoint, save_checkpoint
 from .config import TrainConfig
 from .evaluate import Evaluation
 from .folders import clear_leftovers, step_folder
@@ -28,13 +29,17 @@ from .tracking import count_values, speaker, start_tracker
 
 @dataclass(frozen=True)
 class Result:
-    """How a run ended. ``heads`` is the folder to decode with: best/heads if tau was measured, else the last ones."""
+    """How a run ended. ``heads`` is the folder to decode with: best/heads if tau was measured, else the last ones.
+
+    ``adapter`` lies beside it where an adapter was trained, and is a part of the target that they draft for.
+    """
 
     step: int
     total_steps: int
     stopped_by: Signals | None
     checkpoint: Path
     heads: Path
+    adapter: Path | None
     best_tau: float | None
     evaluation: dict[str, Any] | None
     """The last evaluation of this call; None if there was none."""
@@ -66,13 +71,15 @@ def train(
     say(f"starting fresh in {out}" if found is None else f"going on from {found}")
     if target is None:
         settings = config.target
-        target = load_target(settings.spec, settings.dtype, str(accelerator.device), settings.attention)
-    run, progress = set_up(config, tree, target, accelerator, found, say)
-    if accelerator.is_main_process:
-        clear_leftovers(out)
-    start_tracker(accelerator, config, out)
-    with StopSignals() as stop:
-        progress, evaluation = _run_steps(run, progress, stop, on_step)
+        place, pack = str(accelerator.device), not config.adapter.enabled
+        target = load_target(settings.spec, settings.dtype, place, settings.attention, pack, settings.adapter)
+    with ExitStack() as ending:
+        run, progress = set_up(config, tree, target, accelerator, found, say, ending)
+        if accelerator.is_main_process:
+            clear_leftovers(out)
+        start_tracker(accelerator, config, out)
+        with StopSignals() as stop:
+            progress, evaluation = _run_steps(run, progress, stop, on_step)
     end_accelerator(accelerator)
     _check_target(target, progress, say)
     return _result(run, progress, evaluation, stop.received if progress.step < run.total_steps else None)
@@ -126,21 +133,24 @@ def _is_time(every: int | None, step: int) -> bool:
 def _log_step(run: Run, report: StepReport, bar: tqdm) -> None:
     values = {"loss": report.loss, "learning_rate": report.learning_rate, "gradient_norm": report.gradient_norm}
     values |= {"seconds": report.seconds, "positions": report.counts.positions[0].item()}
+    values |= report.drift.values("train") if report.drift else {}
     run.accelerator.log(values | count_values(report.counts, "train"), step=report.step)
     bar.update()
     bar.set_postfix(loss=f"{report.loss:.3f}", refresh=False)
     if report.step % max(1, run.total_steps // 10) == 0:
         positions = report.counts.positions.clamp(min=1)
         top1 = " ".join(f"{share:.2f}" for share in (report.counts.hits / positions).tolist())
-        run.say(f"step {report.step} of {run.total_steps}: loss {report.loss:.4f}, teacher-forced top-1 by head {top1}")
+        drift = f"; {report.drift}" if report.drift else ""
+        done = f"step {report.step} of {run.total_steps}: loss {report.loss:.4f}"
+        run.say(f"{done}, teacher-forced top-1 by head {top1}{drift}")
 
 
 def _save(run: Run, progress: Progress) -> None:
     generators = gather_object([capture_rng()])
     if run.accelerator.is_main_process:
-        save_checkpoint(
-            run.out, run.head, run.target.facts, run.optimizer, generators, progress, run.config.checkpoint.keep
-        )
+        keep = run.config.checkpoint.keep
+        facts, adapter = run.target.facts, run.adapter
+        save_checkpoint(run.out, run.head, facts, adapter, run.optimizer, generators, progress, keep)
     run.accelerator.wait_for_everyone()
 
 
@@ -152,8 +162,8 @@ def _check_target(target: Target, progress: Progress, say: Callable[[str], None]
 
 def _result(run: Run, progress: Progress, evaluation: Evaluation | None, stopped_by: Signals | None) -> Result:
     folder = step_folder(run.out, progress.step)
-    best = run.out / BEST
-    heads = (folder if progress.best_tau is None else best) / HEADS_FOLDER
+    chosen = folder if progress.best_tau is None else run.out / BEST
+    heads = chosen / HEADS_FOLDER
     run.say(
         f"heads in {heads}" + ("" if progress.best_tau is None else f", the best measured tau {progress.best_tau:.3f}")
     )
@@ -163,6 +173,7 @@ def _result(run: Run, progress: Progress, evaluation: Evaluation | None, stopped
         stopped_by,
         folder,
         heads,
+        None if run.adapter is None else chosen / ADAPTER_FOLDER,
         progress.best_tau,
         None if evaluation is None else evaluation.to_dict(),
     )

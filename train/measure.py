@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from accelerate.utils import gather_object
 
-from ..heads import save_head
 from ..infer import Sampling, row_seed
 from ..tree import write_atomically
-from .checkpoint import BEST, HEADS_FOLDER, Progress
+from .checkpoint import BEST, Progress, save_heads
 from .evaluate import Evaluation, evaluate
+from .joint import Drift, split_counts
 from .rng import undisturbed_rng
 from .run import Run, sum_over_processes
 from .step import Counts
@@ -22,11 +22,12 @@ EVALUATION_FILE = "evaluation.json"
 
 
 @torch.no_grad()
-def measure_proxies(run: Run) -> Counts:
+def measure_proxies(run: Run) -> tuple[Counts, Drift | None]:
     """Teacher-forced counts over all held-out rows, each once, whatever the batch size and the number of processes."""
     accelerator, size = run.accelerator, run.config.batch.micro_rows
     model = accelerator.unwrap_model(run.model)
-    packed = torch.zeros(4, run.head.depth, dtype=torch.float64, device=run.target.device)
+    ones = torch.ones(len(run.weights), dtype=torch.float64, device=run.target.device)
+    packed = torch.zeros(4, len(ones), dtype=torch.float64, device=run.target.device)
     groups = [
         list(range(start, min(start + size, len(run.held_out.rows))))
         for start in range(0, len(run.held_out.rows), size)
@@ -34,9 +35,8 @@ def measure_proxies(run: Run) -> Counts:
     for group in groups[accelerator.process_index :: accelerator.num_processes]:
         batch = run.held_out.batch(group)
         features, teacher = run.held_out.of(group, batch)
-        ones = torch.ones(run.head.depth, dtype=torch.float64, device=run.target.device)
         packed += model(features.to(run.dtype), teacher, batch.tokens, batch.mask, ones)[1]
-    return Counts.unpack(sum_over_processes(accelerator, packed))
+    return split_counts(sum_over_processes(accelerator, packed), run.head.steps)
 
 
 def measure(run: Run, step: int) -> Evaluation | None:
@@ -48,7 +48,7 @@ def measure(run: Run, step: int) -> Evaluation | None:
         return None
     config, accelerator = run.config, run.accelerator
     with undisturbed_rng():
-        proxies = measure_proxies(run)
+        proxies, drift = measure_proxies(run)
         evaluation = None
         if run.material.prompts:
             mine = range(accelerator.process_index, len(run.material.prompts), accelerator.num_processes)
@@ -68,8 +68,8 @@ def measure(run: Run, step: int) -> Evaluation | None:
             for other in others:
                 evaluation += other
     values = count_values(proxies, "proxy") | (evaluation_values(evaluation) if evaluation else {})
-    accelerator.log(values, step=step)
-    run.say(evaluation_line(step, evaluation, proxies))
+    accelerator.log(values | (drift.values("proxy") if drift else {}), step=step)
+    run.say(evaluation_line(step, evaluation, proxies) + (f"; {drift}" if drift else ""))
     return evaluation
 
 
@@ -79,7 +79,7 @@ def keep_best(run: Run, progress: Progress, evaluation: Evaluation | None) -> Pr
         return progress
     if run.accelerator.is_main_process:
         folder = run.out / BEST
-        save_head(run.head, folder / HEADS_FOLDER, run.target.facts)
+        save_heads(folder, run.head, run.target.facts, run.adapter)
         content = {"step": progress.step, **evaluation.to_dict()}
         write_atomically(json.dumps(content, indent=2) + "\n", folder / EVALUATION_FILE)
     return replace(progress, best_tau=evaluation.tau)

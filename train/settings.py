@@ -83,14 +83,23 @@ def flat_config(config: TrainConfig) -> dict[str, Any]:
 
 
 def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """``key: old -> new`` for settings (flat) that alter training and differ: such a run cannot be resumed."""
-    missing = object()
+    """``key: old -> new`` for settings (flat) that alter training and differ: such a run cannot be resumed.
+
+    A key that was not known yet when the run began stood at what is now its default.
+    """
+    defaults = {key.name: key.default for key in config_keys() if not key.required}
+    pairs = {name: (old.get(name, defaults.get(name, "absent")), new.get(name, "absent")) for name in {*old, *new}}
     return [
-        f"{name}: {old.get(name, 'absent')!r} -> {new.get(name, 'absent')!r}"
-        for name in sorted({*old, *new})
-        if old.get(name, missing) != new.get(name, missing)
+        f"{name}: {before!r} -> {now!r}"
+        for name, (before, now) in sorted(pairs.items())
+        if _plain(before) != _plain(now)
         and not any(name == free or name.startswith(f"{free}.") for free in FREE_ON_RESUME)
     ]
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a tuple and a list are the same setting."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _with_overrides(content: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -1,19 +1,21 @@
 """One training step: what the heads are asked, on which tokens, and how the losses of a step become one number.
 
-B batch rows   T text positions   K heads   F feature width   H hidden size   M positions that count for a head
+B batch rows   T text positions   K heads or unrolled steps   F feature width   H hidden size
+M positions that are marked   m of them that count for a head
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..heads import Head, Medusa, Output
-from .align import align, next_tokens, teacher_positions
-from .losses import Teacher, chunked_cross_entropy
+from ..heads import Head, Output
+from .align import align, next_tokens, teacher_index
+from .losses import Soft, Teacher, chunked_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,17 @@ class Objective:
     outside: Literal["count", "drop"] = "count"
     chunk: int = 512
     teacher_weight: float = 0.0
+    soft: Soft = "ce"
+    token_weight: float = 1.0
+    regression: float = 0.0
     teacher_output: Output | None = None
-    """The target's output layer [V, H], with teacher_weight > 0."""
+    """The target's output layer [V, H], with teacher_weight > 0; its rows of the draft vocabulary alone where the law
+    is renormalised on it (soft: ce)."""
+
+    @property
+    def needs_final(self) -> bool:
+        """Whether the target's final features are needed besides what the heads read."""
+        return self.teacher_weight > 0 or self.regression > 0
 
 
 @dataclass(frozen=True)
@@ -68,16 +79,21 @@ def train_step(
     totals: [K], from :func:`step_totals` summed over all rows of the optimiser step, on all processes. Losses of the
     parts of a step add up to the loss of the step, however it is cut.
     """
-    hidden = head.predict(features, next_tokens(tokens))  # [K, B, T, H]
-    labels, valid = align(tokens, mask, head.depth)  # [K, B, T] both
+    labels, valid = align(tokens, mask, head.steps)  # [K, B, T] both
+    marked = valid[0]  # what any head is asked for
+    hidden = head.predict(features, next_tokens(tokens), marked)  # [K, M, H]
     output, loss, counts = head.output(), hidden.new_zeros((), dtype=torch.float32), []
-    for k in range(head.depth):
-        index, covered = _draft_index(labels[k][valid[k]], output.ids)  # [M] both
-        rows = hidden[k][valid[k]][covered]  # [covered, H]
-        law = _teacher_rows(teacher, valid, covered, k, output.ids, objective)
-        total, hits = chunked_cross_entropy(rows, *output.of_head(k), index[covered], objective.chunk, law)
-        loss = loss + objective.decay**k * total / totals[k].clamp(min=1)
-        counts.append(torch.stack([total.detach().double(), hits, covered.sum(), valid[k].sum()]))
+    for k in range(head.steps):
+        rows = hidden[k][valid[k][marked]]  # [m, H]
+        index, covered = _draft_index(labels[k][valid[k]], output.ids)  # [m] both
+        final = None if teacher is None else teacher[teacher_index(valid, k)]  # [m, H]
+        law = _law(final, covered, output.ids, objective)
+        total, hits = chunked_cross_entropy(rows[covered], *output.of_head(k), index[covered], objective.chunk, law)
+        part = objective.token_weight * total
+        if objective.regression and final is not None:
+            part = part + objective.regression * F.smooth_l1_loss(rows, final, reduction="sum") / rows.shape[-1]
+        loss = loss + objective.decay**k * part / totals[k].clamp(min=1)
+        counts.append(torch.stack([part.detach().double(), hits, covered.sum(), valid[k].sum()]))
     return loss, Counts.unpack(torch.stack(counts, 1))
 
 
@@ -92,9 +108,9 @@ def step_totals(tokens: Tensor, mask: Tensor, num_heads: int, ids: Tensor | None
 class HeadsInTraining(nn.Module):
     """The train step as a module's forward, for Accelerate to wrap: autocast, gradients over processes."""
 
-    def __init__(self, head: Medusa, objective: Objective) -> None:
+    def __init__(self, head: Head, objective: Objective) -> None:
         super().__init__()
-        self.head, self.objective = head, objective
+        self.head, self.objective = cast(Any, head), objective
 
     def forward(
         self, features: Tensor, teacher: Tensor | None, tokens: Tensor, mask: Tensor, totals: Tensor
@@ -112,12 +128,8 @@ def _draft_index(labels: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor]:
     return index, ids[index] == labels
 
 
-def _teacher_rows(
-    teacher: Tensor | None, valid: Tensor, covered: Tensor, k: int, ids: Tensor | None, objective: Objective
-) -> Teacher | None:
-    if teacher is None or objective.teacher_output is None:
+def _law(final: Tensor | None, covered: Tensor, ids: Tensor | None, objective: Objective) -> Teacher | None:
+    if final is None or objective.teacher_output is None or not objective.teacher_weight:
         return None
-    row, position = teacher_positions(valid)
-    rows = teacher[row[k][valid[k]], position[k][valid[k]]][covered]
     weight, bias = objective.teacher_output.of_head(0)
-    return Teacher(rows, weight, bias, ids, objective.teacher_weight)
+    return Teacher(final[covered], weight, bias, ids, objective.teacher_weight, objective.soft)

@@ -1,15 +1,21 @@
-"""Trees of candidates: topology, masks, names and files. Knows no model."""
+"""Trees of candidates: topology, masks, growth, names and files. Knows no model."""
 
 from .atomic import write_atomically
+from .growth import TIE, DynamicTree, Shape, choose_nodes
 from .spec import best_tree, default_tree, load_tree, parse_tree, save_tree
-from .topology import Draft, Tree, TreeError, ancestor_mask, make_draft, path_nodes, root_draft
+from .topology import Draft, Level, Tree, TreeError, ancestor_mask, make_draft, path_nodes, root_draft
 
 __all__ = [
+    "TIE",
     "Draft",
+    "DynamicTree",
+    "Level",
+    "Shape",
     "Tree",
     "TreeError",
     "ancestor_mask",
     "best_tree",
+    "choose_nodes",
     "default_tree",
     "load_tree",
     "make_draft",

@@ -1,4 +1,4 @@
-"""Trees by name and in files: ``chain:4``, ``best:8``, or a JSON file of rank paths.
+"""Trees by name and in files: ``chain:4``, ``best:8``, ``dynamic:16``, or a JSON file of rank paths.
 
 A tree file is ``{"paths": [[0], [0, 0], [1]]}``, the root left out.
 """
@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .atomic import write_atomically
+from .growth import DynamicTree, Shape
 from .topology import Tree, TreeError
 
 # Chance that the rank-r candidate of a head is right when its parent was, and how it falls with depth: what lightly
 # trained Medusa heads show (docs/log.md). Used only to order nodes when nothing was measured.
 RANK_SHARE = (0.40, 0.12, 0.07, 0.05, 0.035, 0.025, 0.02, 0.015)
 DEPTH_SHARE = (1.0, 0.5)
+
+DYNAMIC_DEPTH, DYNAMIC_WIDTH = 6, 8
 
 
 def best_tree(acceptance: Sequence[Sequence[float]], size: int) -> Tree:
@@ -48,17 +51,36 @@ def default_tree(heads: int, size: int = 8) -> Tree:
     return best_tree(table, size)
 
 
-def parse_tree(spec: str, heads: int) -> Tree:
-    """The tree that ``--tree`` names: ``chain:4`` (4 drafted nodes), ``best:8`` (8 nodes with the root) or a JSON file.
+def parse_tree(spec: str, heads: int) -> Shape:
+    """The tree that ``--tree`` names.
+
+    ``chain:4``: 4 drafted nodes in a row. ``best:8``: 8 nodes with the root, in a fixed order of merit.
+    ``dynamic:16`` or ``dynamic:16:5:8``: 16 nodes with the root, grown anew at each step, at most 5 deep, asking the 8
+    best nodes of a level for 8 candidates each. Else a JSON file of rank paths.
 
     Raises TreeError with the accepted forms if the name is not one of them.
     """
-    kind, _, number = spec.partition(":")
-    if kind in ("chain", "best") and number.isdigit() and (kind == "chain" or int(number) >= 1):
-        return Tree.chain(int(number)) if kind == "chain" else default_tree(heads, int(number))
+    kind, *rest = spec.split(":")
+    numbers = [int(part) for part in rest if part.isdigit()]
+    if len(numbers) == len(rest):
+        if kind == "chain" and len(numbers) == 1:
+            return Tree.chain(numbers[0])
+        if kind == "best" and len(numbers) == 1 and numbers[0] >= 1:
+            return default_tree(heads, numbers[0])
+        if kind == "dynamic" and 1 <= len(numbers) <= 3:
+            return DynamicTree(numbers[0], *_dynamic_sizes(numbers, heads))
     if not Path(spec).is_file():
-        raise TreeError(f"no tree called {spec!r}: expected chain:LENGTH, best:NODES or a JSON file of rank paths")
+        raise TreeError(
+            f"no tree called {spec!r}: expected chain:LENGTH, best:NODES, dynamic:NODES[:DEPTH[:WIDTH]] or a JSON file "
+            "of rank paths"
+        )
     return load_tree(spec)
+
+
+def _dynamic_sizes(numbers: Sequence[int], heads: int) -> tuple[int, int]:
+    """Depth and width: as given, else no deeper than the heads, and no wider than the nodes could use."""
+    depth = numbers[1] if len(numbers) > 1 else min(heads, DYNAMIC_DEPTH, max(1, numbers[0] - 1))
+    return depth, numbers[2] if len(numbers) > 2 else min(DYNAMIC_WIDTH, max(1, numbers[0] - 1))
 
 
 def load_tree(path: str | Path) -> Tree:

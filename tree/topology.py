@@ -31,6 +31,10 @@ class Draft:
     depth: [B, N] int64, 0 for the root
     ancestors: [B, N, N] bool, ``ancestors[b, i, j]``: node j lies on the path from the root to node i, i included
     levels: at least 1 + the largest depth, known without asking the device: the width of an accepted path, A
+    laws: [B, N, W] or None: the log of the law that a node's children were drawn from, in the order of their ranks,
+    where drafts are sampled; only rules that weigh p against q read it. Rows of nodes without children are meaningless
+    ids: [W] ascending target ids that the laws speak of, or None for all of V
+    scores: [B, N] or None: the log of the confidence in each node's path, 0 for the root and -inf for padding
     """
 
     tokens: Tensor
@@ -39,6 +43,9 @@ class Draft:
     depth: Tensor
     ancestors: Tensor
     levels: int
+    laws: Tensor | None = None
+    ids: Tensor | None = None
+    scores: Tensor | None = None
 
     @property
     def size(self) -> int:
@@ -86,6 +93,26 @@ def path_nodes(ancestors: Tensor, node: Tensor, length: int) -> Tensor:
     ids = torch.arange(row.shape[-1], device=node.device)
     ordered = torch.where(row, ids, row.shape[-1]).sort(-1).values[:, :length]
     return torch.minimum(ordered, node[:, None])
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes of one depth of a static tree, n of them, e of which have children. All int64.
+
+    nodes: [n] node ids
+    parent: [n] which of the expanded nodes of the level above is its parent
+    rank: [n] which of its parent's candidates it takes
+    expanded: [e] which of the n have children
+    expanded_parent: [e] ``parent`` of those
+    width: candidates that must be ranked at the level above
+    """
+
+    nodes: Tensor
+    parent: Tensor
+    rank: Tensor
+    expanded: Tensor
+    expanded_parent: Tensor
+    width: int
 
 
 @dataclass(frozen=True)
@@ -173,6 +200,10 @@ class Tree:
             paths.append((*paths[parent], rank))
         return tuple(paths)
 
+    def to_dict(self) -> dict[str, object]:
+        """For JSON reports."""
+        return {"nodes": self.size, "depth": self.depth, "paths": [list(p) for p in self.paths[1:]]}
+
     def check_fits(self, heads: int, candidates: int) -> None:
         """Raises TreeError if a path is deeper than ``heads`` (K) or a rank not below ``candidates`` (W)."""
         faults = [
@@ -199,6 +230,10 @@ class Tree:
             ancestors.expand(batch, -1, -1),
             self.depth + 1,
         )
+
+    def levels(self, device: torch.device) -> tuple[Level, ...]:
+        """The nodes by depth 1, 2, ..., D, for filling the tree one level at a time."""
+        return _levels(self, device)
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Depth and rank of every node as tensors [N], for filling the tree from ranked candidates."""
@@ -235,3 +270,18 @@ def _constants(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor, Tensor
 @lru_cache(maxsize=256)
 def _depth_and_rank(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor(tree.depths, device=device), torch.tensor(tree.ranks, device=device)
+
+
+@lru_cache(maxsize=256)
+def _levels(tree: Tree, device: torch.device) -> tuple[Level, ...]:
+    above, levels = [0], []
+    for depth in range(1, tree.depth + 1):
+        nodes = [i for i, d in enumerate(tree.depths) if d == depth]
+        parent = [above.index(tree.parents[i]) for i in nodes]
+        ranks = [tree.ranks[i] for i in nodes]
+        expanded = [at for at, i in enumerate(nodes) if i in tree.parents]
+        columns = (nodes, parent, ranks, expanded, [parent[at] for at in expanded])
+        indices = [torch.tensor(column, dtype=torch.int64, device=device) for column in columns]
+        levels.append(Level(*indices, width=max(ranks) + 1))
+        above = [nodes[at] for at in expanded]
+    return tuple(levels)

@@ -43,9 +43,7 @@ def test_the_result_has_the_figures_of_all_modes_and_says_that_they_agree(
     assert {"settings", "machine", "versions"} <= set(result)
 
 
-def test_sampled_text_is_compared_without_hugging_face(
-    call: Call, llama: Path, prompts: Path, tmp_path: Path
-):
+def test_sampled_text_is_compared_without_hugging_face(call: Call, llama: Path, prompts: Path, tmp_path: Path):
     out = tmp_path / "bench.json"
     asked = ("bench", "--target", llama, "--heads", "none", "--prompts", prompts, "--json", out, "--repeats", 1)
     shown = call(

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from treedraft.cli.options import DraftsName, RuleName
 from treedraft.heads import MedusaConfig, build_head, save_head
-from treedraft.infer import load_target
+from treedraft.infer import RULES, Drafts, load_target
 
 from .conftest import Call
 
@@ -54,11 +56,9 @@ def test_one_token_has_no_round_and_no_tau(call: Call, ring: Path, heads: Path, 
     assert "no rounds" in shown.out
 
 
-def test_plain_top_k_drafts_accept_less_at_a_high_temperature(
-    call: Call, llama: Path, tmp_path: Path, prompts: Path
-):
+def test_plain_top_k_drafts_accept_less_at_a_high_temperature(call: Call, llama: Path, tmp_path: Path, prompts: Path):
     target = load_target(str(llama), "fp32")
-    head = build_head(MedusaConfig(2, 64, 96, 4), target.output_layer())
+    head = build_head(MedusaConfig(2, 64, 96, 4), target.layers())
     save_head(head, tmp_path / "heads", target.facts)
     taus = {}
     for drafts in ("coupled", "top-k"):
@@ -68,7 +68,41 @@ def test_plain_top_k_drafts_accept_less_at_a_high_temperature(
             "--temperature", 50, "--max-new-tokens", 40, "--drafts", drafts, "--json", out,
         )  # fmt: skip
         result = json.loads(out.read_text())
-        assert result["settings"]["coupled"] == (drafts == "coupled")
+        assert result["settings"]["drafts"] == drafts
         taus[drafts] = result["tau"]
     # Almost uniform laws: the noise alone decides, and coupled drafts read it.
     assert taus["coupled"] > 1.5 > taus["top-k"]
+
+
+def test_the_report_tells_the_rule_its_grade_and_the_drafts(
+    call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path
+):
+    out = tmp_path / "result.json"
+    asked = ("evaluate", "--target", ring, "--heads", heads, "--prompts", prompts, "--json", out)
+    asked = (*asked, "--tree", "chain:2", "--max-new-tokens", 4, "--temperature", 1)
+    told = {
+        "coupled": ("by seed", "coupled", ""),
+        "block": ("in law", "sampled", "Rule block: exact in law, not by seed"),
+        "lossy-typical": ("not lossless", "top-k", "Rule lossy-typical: lossy, the text is NOT the target's own law"),
+    }
+    for rule, (grade, drafts, notice) in told.items():
+        shown = call(*asked, "--rule", rule)
+        settings = json.loads(out.read_text())["settings"]
+        assert (settings["rule"], settings["lossless"], settings["drafts"]) == (rule, grade, drafts)
+        assert notice in shown.err
+        assert "Rule" not in shown.err.replace(notice, "")
+    call(*asked, "--drafts", "sampled")
+    assert json.loads(out.read_text())["settings"]["drafts"] == "sampled"
+
+
+def test_drafts_that_a_rule_cannot_use_are_refused(call: Call, ring: Path, heads: Path, prompts: Path):
+    asked = ("evaluate", "--target", ring, "--heads", heads, "--prompts", prompts, "--tree", "chain:1")
+    shown = call(*asked, "--rule", "traversal", "--drafts", "top-k", "--temperature", 1)
+    assert shown.code == 2
+    assert "rule traversal weighs p against q" in shown.err
+    assert "it needs sampled drafts, got top-k" in shown.err
+
+
+def test_the_names_of_rules_and_drafts_are_those_there_are():
+    assert get_args(RuleName) == tuple(RULES)
+    assert get_args(DraftsName) == get_args(Drafts)

@@ -35,6 +35,40 @@ def test_sampled_text_is_repeated_by_its_seed(call: Call, llama: Path):
     assert first.out == again.out != other.out
 
 
+def test_rules_that_do_not_give_the_text_of_the_seed_say_so(call: Call, ring: Path, heads: Path):
+    asked = (
+        "generate",
+        "--target",
+        ring,
+        "--heads",
+        heads,
+        "--tree",
+        "chain:2",
+        "--prompt",
+        "w1",
+        "--max-new-tokens",
+        4,
+    )
+    warm = (*asked, "--temperature", 0.1)
+    plain = call(*warm)
+    assert "Rule" not in plain.err
+    for rule, notice in (
+        ("block", "Rule block: exact in law, not by seed"),
+        ("lossy-typical", "Rule lossy-typical: lossy, the text is NOT the target's own law"),
+    ):
+        shown = call(*warm, "--rule", rule)
+        assert notice in shown.err
+        assert shown.out == plain.out  # the ring leaves nothing to chance
+    assert "Rule block: at temperature 0 it is the greedy match" in call(*asked, "--rule", "block").err
+
+
+def test_follow_ups_are_asked_with_the_coupled_rule_only(call: Call, ring: Path, heads: Path, prompts: Path):
+    asked = ("generate", "--target", ring, "--heads", heads, "--prompts", prompts, "--turns", "all", "--temperature", 1)
+    shown = call(*asked, "--rule", "block")
+    assert shown.code == 2
+    assert "--turns all needs --rule coupled" in shown.err
+
+
 def test_answers_to_a_file_are_shown_and_written_by_id(call: Call, ring: Path, prompts: Path, tmp_path: Path):
     out = tmp_path / "made" / "answers.jsonl"
     shown = call("generate", "--target", ring, "--prompts", prompts, "--out", out, "--max-new-tokens", 3)

@@ -27,7 +27,7 @@ def folder(tmp_path: Path, model: Target) -> Path:
 
 
 def load(folder: Path, model: Target) -> Medusa:
-    return load_head(folder, model.facts, model.output_layer())
+    return load_head(folder, model.facts, model.layers())
 
 
 def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
@@ -59,7 +59,7 @@ def test_heads_read_back_draft_the_same(folder: Path, model: Target) -> None:
 @pytest.mark.parametrize("width", [None, 40])
 def test_every_layout_reads_back(tmp_path: Path, model: Target, output: str, width: int | None) -> None:
     ids = None if width is None else torch.arange(2, 82, 2)
-    made = build_head(medusa_config(model, output=output, draft_vocab_size=width), model.output_layer(), ids)
+    made = build_head(medusa_config(model, output=output, draft_vocab_size=width), model.layers(), ids)
     save_head(made, tmp_path, model.facts)
     read = load(tmp_path, model)
     assert read.config == made.config
@@ -69,7 +69,9 @@ def test_every_layout_reads_back(tmp_path: Path, model: Target, output: str, wid
     assert ("draft_ids" in names) == (width is not None)
     assert any("own_output" in n for n in names) == (output == "own")
     features = torch.randn(1, 5, 64)
-    assert torch.equal(read.predict(features, torch.zeros(1, 5)), made.predict(features, torch.zeros(1, 5)))
+    everywhere = torch.ones(1, 5, dtype=torch.bool)
+    tokens = torch.zeros(1, 5)
+    assert torch.equal(read.predict(features, tokens, everywhere), made.predict(features, tokens, everywhere))
 
 
 def test_all_tensor_faults_are_listed_at_once(folder: Path, model: Target) -> None:
@@ -106,7 +108,7 @@ def test_non_finite_weights_are_neither_saved_nor_loaded(folder: Path, model: Ta
 def test_heads_of_another_size_are_refused_naming_both_numbers(folder: Path, model: Target) -> None:
     facts = dataclasses.replace(model.facts, hidden_size=48, vocab_size=80)
     with pytest.raises(HeadError) as error:
-        load_head(folder, facts, model.output_layer())
+        load_head(folder, facts, model.layers())
     assert "hidden size 64, the target has 48" in str(error.value)
     assert "vocabulary 96, the target has 80" in str(error.value)
 
@@ -176,4 +178,4 @@ def test_a_missing_folder_is_named(tmp_path: Path, model: Target) -> None:
 )
 def test_a_draft_vocabulary_that_cannot_be_is_refused(model: Target, ids: torch.Tensor | None, fault: str) -> None:
     with pytest.raises(HeadError, match=fault):
-        build_head(medusa_config(model, draft_vocab_size=3), model.output_layer(), ids)
+        build_head(medusa_config(model, draft_vocab_size=3), model.layers(), ids)

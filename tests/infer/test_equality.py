@@ -8,7 +8,7 @@ import torch
 
 from kit import TARGETS, compare, random_heads, ring_heads, target, tokenizer, trained_heads
 from treedraft.heads import Medusa
-from treedraft.infer import Sampling, Target, autoregressive, complete
+from treedraft.infer import RULES, Drafts, GenerationError, Sampling, Target, autoregressive, complete
 from treedraft.tree import Tree, default_tree
 
 PROMPTS = [[1, 5, 30, 40], [20] * 17, [i % 83 + 13 for i in range(40)], [50, 51], [60, 61, 62]]  # unequal on purpose
@@ -138,8 +138,8 @@ def test_a_repetition_penalty_gives_the_text_of_hugging_face_generate() -> None:
         assert plain.ids != found.ids  # the penalty matters here
 
 
-@pytest.mark.parametrize("coupled", [True, False])
-def test_coupled_and_plain_drafts_give_the_same_text(coupled: bool) -> None:
+@pytest.mark.parametrize("drafts", ["coupled", "top-k", "sampled"])
+def test_all_drafts_give_the_same_text_with_the_coupled_rule(drafts: Drafts) -> None:
     done = complete(
         loaded("markov_rand"),
         PROMPTS,
@@ -148,7 +148,7 @@ def test_coupled_and_plain_drafts_give_the_same_text(coupled: bool) -> None:
         sampling=LAWS["temperature 1.0"],
         seed=SEED,
         max_new_tokens=TOKENS,
-        coupled=coupled,
+        drafts=drafts,
     )
     assert [c.ids for c in done] == reference("markov_rand", "temperature 1.0")
 
@@ -162,7 +162,8 @@ def test_coupling_accepts_more_than_plain_drafts_at_temperature_one() -> None:
             parameter.zero_()
     # The zero head repeats the law of the token before; on a text of one repeated law it is exact enough to compare.
     taus = {}
-    for coupled in (True, False):
+    kinds: tuple[Drafts, ...] = ("coupled", "top-k")
+    for drafts in kinds:
         done = complete(
             model,
             PROMPTS,
@@ -171,10 +172,10 @@ def test_coupling_accepts_more_than_plain_drafts_at_temperature_one() -> None:
             sampling=Sampling(temperature=3.0),
             seed=SEED,
             max_new_tokens=200,
-            coupled=coupled,
+            drafts=drafts,
         )
-        taus[coupled] = sum(c.stats.kept for c in done) / sum(c.stats.rounds for c in done)
-    assert taus[True] > taus[False]
+        taus[drafts] = sum(c.stats.kept for c in done) / sum(c.stats.rounds for c in done)
+    assert taus["coupled"] > taus["top-k"]
 
 
 def test_a_row_repeats_alone_with_the_seed_it_reports() -> None:
@@ -195,18 +196,26 @@ def test_a_reduced_draft_vocabulary_changes_speed_and_not_text() -> None:
     assert all(isinstance(c.text, str) for c in done)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])
-def test_a_temperature_near_zero_is_greedy(temperature: float) -> None:
+def test_with_every_rule_a_temperature_near_zero_is_greedy(temperature: float, rule: str) -> None:
+    tree = TREES["chain"] if RULES[rule].chains_only else TREES["deep"]
     done = complete(
         loaded("llama_gqa"),
         PROMPTS,
         head=heads_for("llama_gqa", "random"),
-        tree=TREES["deep"],
+        tree=tree,
         sampling=Sampling(temperature=temperature),
         seed=SEED,
         max_new_tokens=TOKENS,
+        rule=rule,
     )
     for prompt, expected, found in zip(PROMPTS, reference("llama_gqa", "greedy"), done, strict=True):
         result = compare(loaded("llama_gqa"), prompt, expected, found.ids, Sampling(), SEED)
         assert result.equal or result.near_tie is not None
         assert min(found.stats.accepted_by_depth) >= 0
+
+
+def test_a_negative_temperature_is_refused() -> None:
+    with pytest.raises(GenerationError, match="temperature must be 0"):
+        Sampling(temperature=-1e-6)

@@ -4,15 +4,19 @@
 """
 
 from .compare import compare
-from .heads import medusa_config, random_heads, ring_heads, trained_heads
+from .heads import KINDS, PlainScores, any_config, any_head, medusa_config, random_heads, ring_heads, trained_heads
 from .targets import TARGETS, markov_rand, markov_ring, target, zoo
 from .words import TEMPLATES, VOCAB, WORD_ID, tokenizer
 
 __all__ = [
+    "KINDS",
     "TARGETS",
     "TEMPLATES",
     "VOCAB",
     "WORD_ID",
+    "PlainScores",
+    "any_config",
+    "any_head",
     "compare",
     "markov_rand",
     "markov_ring",

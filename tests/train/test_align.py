@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treedraft.train.align import align, next_tokens, teacher_positions
+from treedraft.train.align import align, next_tokens, teacher_index
 
 
 def plain_align(tokens: list[int], mask: list[int], num_heads: int) -> list[tuple[int, int, int]]:
@@ -48,8 +48,9 @@ def test_turns_of_a_conversation_are_not_bridged():
 def test_the_teachers_law_of_a_label_stands_one_position_before_it():
     tokens, mask = torch.arange(7)[None], torch.ones(1, 7)
     labels, valid = align(tokens, mask, 3)
-    _, position = teacher_positions(valid)
-    assert (labels[valid] - 1 == position[valid]).all()
+    for k in range(3):
+        _, position = teacher_index(valid, k)
+        assert (labels[k][valid[k]] - 1 == position).all()
 
 
 def test_the_next_tokens_are_shifted_by_one():

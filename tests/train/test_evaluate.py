@@ -26,7 +26,7 @@ def target() -> Target:
 def head(target: Target) -> Medusa:
     facts = target.facts
     config = MedusaConfig(2, facts.hidden_size, facts.vocab_size, facts.num_layers)
-    return build_head(config, target.output_layer()).for_decoding(target.dtype)
+    return build_head(config, target.layers()).for_decoding(target.dtype)
 
 
 def measured(target: Target, head: Medusa | None, rows: range = range(5)) -> Evaluation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from treedraft.train.losses import Teacher, chunked_cross_entropy, plain_cross_entropy
+from treedraft.train.losses import Soft, Teacher, chunked_cross_entropy, plain_cross_entropy
 
 M, H, V = 13, 8, 40
 
@@ -54,6 +55,34 @@ def test_value_hits_and_gradients_equal_the_plain_loss(chunk: int, width: int, s
     assert hits == plain_hits
     for ours, theirs in zip(gradients(loss, made), gradients(plain, made), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("soft", ["lk", "lk-hybrid"])
+@pytest.mark.parametrize("width", [V, 17])
+@pytest.mark.parametrize("share", [0.4, 1.0])
+def test_acceptance_losses_equal_the_plain_ones_by_value_and_gradient(soft: Soft, width: int, share: float):
+    made = problem(torch.float64, width)
+    law = replace(teacher(torch.float64, width, share), soft=soft)
+    loss, _ = chunked_cross_entropy(**made, chunk=5, teacher=law)
+    plain, _ = plain_cross_entropy(**made, teacher=law)
+    torch.testing.assert_close(loss, plain)
+    for ours, theirs in zip(gradients(loss, made), gradients(plain, made), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_the_lk_loss_is_zero_where_the_draft_has_the_targets_law():
+    made = problem(torch.float64)
+    same = Teacher(made["hidden"].detach(), made["weight"].detach(), made["bias"].detach(), None, 1.0, "lk")
+    loss, _ = chunked_cross_entropy(**made, chunk=4, teacher=same)
+    assert loss.abs() < 1e-9
+
+
+@pytest.mark.parametrize("soft", ["ce"])
+def test_a_teacher_cut_to_the_draft_vocabulary_gives_the_renormalised_law(soft: Soft):
+    law = replace(teacher(torch.float64, 17, 1.0), soft=soft)
+    assert law.bias is not None
+    cut = replace(law, weight=law.weight[law.ids], bias=law.bias[law.ids])
+    torch.testing.assert_close(cut.law(slice(0, 5)), law.law(slice(0, 5)))
 
 
 def test_fp32_rows_equal_the_plain_loss_to_rounding():

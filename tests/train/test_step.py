@@ -20,7 +20,7 @@ def heads(target: Target, num_heads: int = 3, ids: Tensor | None = None, output:
     facts = target.facts
     width = None if ids is None else len(ids)
     config = MedusaConfig(num_heads, facts.hidden_size, facts.vocab_size, facts.num_layers, 1, width, output)  # type: ignore[arg-type]
-    made = build_head(config, target.output_layer(), ids)
+    made = build_head(config, target.layers(), ids)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for block in made.blocks.parameters():
@@ -45,7 +45,7 @@ def step(
 ):
     objective = objective or Objective()
     features = target.features(tokens, lengths, head.taps)
-    totals = step_totals(tokens, mask, head.depth, head.draft_ids, objective.outside)
+    totals = step_totals(tokens, mask, head.steps, head.draft_ids, objective.outside)
     return train_step(head, features, features, tokens, mask, totals, objective)
 
 

@@ -40,7 +40,7 @@ def test_three_heads_learn_the_ring_each_at_its_own_offset(tmp_path: Path, capsy
     target, reports = tiny("markov_ring"), []
     before = target.fingerprint()
     result = train(settings, target, on_step=record(reports))
-    head = load_head(result.heads, target.facts, target.output_layer())
+    head = load_head(result.heads, target.facts, target.layers())
     assert all(block.abs().max() > 0.1 for block in head.blocks.parameters() if block.dim() == 2)
     shares = reports[-1].counts.hits / reports[-1].counts.positions
     assert shares.tolist() == [1.0, 1.0, 1.0]
@@ -107,7 +107,7 @@ def test_own_output_layers_start_as_the_targets_and_leave_it_untouched(tmp_path:
         torch.testing.assert_close(value, embedding, rtol=0.0, atol=1e-29)
     moved = train(config(rows, tmp_path / "moved", "heads.output=own", "optim.max_steps=5"), target)
     assert all(not torch.equal(v, embedding) for k, v in weights(moved.checkpoint).items() if "own_output" in k)
-    load_head(moved.heads, target.facts, target.output_layer())
+    load_head(moved.heads, target.facts, target.layers())
     assert all(torch.equal(value, before[key]) for key, value in target.model.state_dict().items())
 
 

@@ -70,5 +70,5 @@ def test_a_malformed_tree_file_is_refused_by_name(tmp_path: Path, content: str, 
 
 @pytest.mark.parametrize("name", ["best", "chain:x", "best:0", "nothing.json"])
 def test_an_unknown_tree_name_is_refused_with_the_accepted_forms(name: str) -> None:
-    with pytest.raises(TreeError, match="expected chain:LENGTH, best:NODES or a JSON file"):
+    with pytest.raises(TreeError, match="expected chain:LENGTH, best:NODES, dynamic:NODES"):
         parse_tree(name, heads=3)

@@ -1,0 +1,144 @@
+"""The one decoder layer of EAGLE heads, in parts: keys and values, queries, and what follows the attention.
+
+B batch rows   n rows of the layer   S slots   h query heads   g key/value heads   d head size   H hidden size
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The sizes of a Llama decoder layer, by the names that Hugging Face configurations give them."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-5
+    rope_parameters: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
+    max_position_embeddings: int = 2048
+    """The target's: no table is made from it, but engines that serve the head read it."""
+
+    def faults(self) -> list[str]:
+        """What is wrong, in words."""
+        names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+        found = [
+            f"layer.{name} must be at least 1, got {getattr(self, name)}" for name in names if getattr(self, name) < 1
+        ]
+        if not found and self.num_attention_heads % self.num_key_value_heads:
+            found.append(
+                f"layer.num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"layer.num_key_value_heads ({self.num_key_value_heads})"
+            )
+        if not found and self.head_dim % 2:
+            found.append(f"layer.head_dim must be even for rotary positions, got {self.head_dim}")
+        return found
+
+
+def as_shape(layer: LayerShape | dict[str, Any]) -> LayerShape:
+    """A shape read from JSON; TypeError for unknown keys."""
+    return LayerShape(**layer) if isinstance(layer, dict) else layer
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm, taken in fp32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: LayerShape, input_size: int) -> None:
+        super().__init__()
+        queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+        self.q_proj = nn.Linear(input_size, queries, bias=False)
+        self.k_proj = nn.Linear(input_size, keys, bias=False)
+        self.v_proj = nn.Linear(input_size, keys, bias=False)
+        self.o_proj = nn.Linear(queries, shape.hidden_size, bias=False)
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DraftLayer(nn.Module):
+    """A Llama decoder layer whose attention reads ``input_size`` numbers a row and whose residual is passed apart."""
+
+    def __init__(self, shape: LayerShape, input_size: int) -> None:
+        super().__init__()
+        self.shape = shape
+        self.self_attn = Attention(shape, input_size)
+        self.mlp = GatedMLP(shape)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self._rope = rotary_frequencies(shape)  # a tuple stays in fp32 whatever the module is cast to
+
+    def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys, rotated, and values [B, g, n, d] of rows [B, n, input_size] at ``positions`` [B, n]."""
+        keys = self._heads(self.self_attn.k_proj(x))
+        return self._rotate(keys, positions), self._heads(self.self_attn.v_proj(x))
+
+    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[B, h, n, d], rotated."""
+        return self._rotate(self._heads(self.self_attn.q_proj(x)), positions)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+        """[B, h, n, d]: attention of queries to slots [B, g, S, d] where ``seen`` [B, n, S] bool allows."""
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=seen[:, None], enable_gqa=True)
+
+    def finish(self, attended: Tensor, residual: Tensor) -> Tensor:
+        """The layer's output [B, n, H] from what attention found [B, h, n, d] and the residual [B, n, H]."""
+        hidden = residual + self.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.shape.head_dim)).transpose(1, 2)
+
+    def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotary positions in half-rotation form (Su et al. 2021, arXiv 2104.09864), angles in fp32."""
+        frequencies, scale = self._rope
+        angles = positions[:, None, :, None].float() * frequencies.to(x.device)  # [B, 1, n, d/2]
+        cos, sin = ((f(angles) * scale).to(x.dtype) for f in (torch.cos, torch.sin))
+        first, second = x.chunk(2, -1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def rotary_frequencies(shape: LayerShape) -> tuple[Tensor, float]:
+    """Frequencies [d/2] in fp32 and the scale of cosine and sine, as the target's own rotary settings give them.
+
+    Types whose frequencies depend on the length of the batch (dynamic, longrope) are read as the plain base.
+    """
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = dict(shape.rope_parameters)
+    if parameters.get("rope_type") in ("dynamic", "longrope"):
+        parameters = {"rope_type": "default", "rope_theta": parameters.get("rope_theta", 10000.0)}
+    config = LlamaConfig(
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=shape.max_position_embeddings,
+        rope_parameters=parameters,  # pyright: ignore[reportArgumentType]
+    )
+    made = LlamaRotaryEmbedding(config)
+    return made.inv_freq.float().clone(), float(made.attention_scaling)

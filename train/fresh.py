@@ -1,0 +1,179 @@
+"""Heads to train: fresh ones of the configured kind, or earlier ones to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data import Encoded, draft_vocabulary
+from ..heads import (
+    Eagle3Config,
+    EagleConfig,
+    Head,
+    HydraConfig,
+    MedusaConfig,
+    build_head,
+    default_taps,
+    load_head,
+)
+from ..infer import Target
+from ..infer.shape import layer_shape
+from .config import HeadsConfig, TrainConfig
+from .material import TrainError
+from .settings import ConfigError
+
+OPTIONS = {
+    "medusa": {"num_heads", "num_layers", "output"},
+    "hydra": {"num_heads", "num_layers", "output", "prefix_layer"},
+    "eagle": {"unroll", "start"},
+    "eagle3": {"unroll", "start", "tapped_layers", "fc_norm", "norm_output"},
+}
+"""Which settings speak of which kind; the others must be left at their defaults."""
+
+
+def heads_faults(heads: HeadsConfig) -> list[str]:
+    """Settings that the kind of head does not have."""
+    known = set().union(*OPTIONS.values()) - OPTIONS[heads.kind]
+    blank = HeadsConfig()
+    return [
+        f"heads.{name} does not apply to {heads.kind} heads, which have {', '.join(sorted(OPTIONS[heads.kind]))}"
+        for name in sorted(known)
+        if getattr(heads, name) != getattr(blank, name)
+    ]
+
+
+def steps_of(heads: HeadsConfig) -> int:
+    """K: what the configuration trains."""
+    if heads.kind in ("medusa", "hydra"):
+        return heads.num_heads
+    return heads.unroll or (1 if heads.kind == "eagle" else 7)
+
+
+def fresh_heads(config: TrainConfig, target: Target, rows: Sequence[Encoded], say: Callable[[str], None]) -> Head:
+    """Untrained heads for the target, with the draft vocabulary of the training rows if one is asked for.
+
+    With heads.resume_from the weights are those of that folder, which must have the shape that is asked for. Raises
+    ConfigError, HeadError or TrainError.
+    """
+    if config.heads.resume_from is not None:
+        return _earlier_heads(config, target, rows, say)
+    ids = _vocabulary(config.heads, target, rows, say)
+    head = build_head(_shape(config.heads, target, ids, rows), target.layers(), ids)
+    if config.heads.kind == "eagle3":
+        say(f"tapped layers: {list(head.taps)} of {target.num_layers}")
+    if config.heads.start == "target":
+        copied = start_from_target(head, target)
+        say(f"started from the target's last layer: {', '.join(copied)}")
+    return head.to(target.device)
+
+
+def _vocabulary(
+    heads: HeadsConfig, target: Target, rows: Sequence[Encoded], say: Callable[[str], None]
+) -> Tensor | None:
+    if heads.draft_vocab_size is None:
+        return None
+    specials = getattr(target.tokenizer, "all_special_ids", None) or []  # chat markers among them
+    always = {*target.end_ids, *(i for i in specials if i < target.vocab_size)}
+    chosen = draft_vocabulary(rows, target.facts.vocab_size, heads.draft_vocab_size, always)
+    say(f"draft vocabulary: {heads.draft_vocab_size} ids cover {chosen.coverage:.2%} of supervised tokens")
+    return None if chosen.ids is None else chosen.ids.to(target.device)
+
+
+def _shape(heads: HeadsConfig, target: Target, ids: Tensor | None, rows: Sequence[Encoded]) -> Any:
+    facts = target.facts
+    sizes = {
+        "hidden_size": facts.hidden_size,
+        "vocab_size": facts.vocab_size,
+        "num_target_layers": facts.num_layers,
+        "draft_vocab_size": None if ids is None else len(ids),
+    }
+    longest = max((len(row.ids) for row in rows), default=0)
+    match heads.kind:
+        case "medusa":
+            return MedusaConfig(heads.num_heads, num_layers=heads.num_layers, output=heads.output, **sizes)
+        case "hydra":
+            return HydraConfig(
+                heads.num_heads,
+                num_layers=heads.num_layers,
+                output=heads.output,
+                layer=layer_shape(target.config) if heads.prefix_layer else None,
+                trained_length=longest,
+                **sizes,
+            )
+        case "eagle":
+            layer = layer_shape(target.config)
+            return EagleConfig(layer=layer, steps=steps_of(heads), trained_length=longest, **sizes)
+        case "eagle3":
+            return Eagle3Config(
+                layer=layer_shape(target.config),
+                tapped_layers=heads.tapped_layers or default_taps(facts.num_layers),
+                steps=steps_of(heads),
+                fc_norm=heads.fc_norm,
+                norm_output=heads.norm_output,
+                trained_length=longest,
+                **sizes,
+            )
+        case _:
+            raise ConfigError(f"heads.kind {heads.kind} cannot be trained")
+
+
+def _earlier_heads(config: TrainConfig, target: Target, rows: Sequence[Encoded], say: Callable[[str], None]) -> Head:
+    folder = config.heads.resume_from
+    assert folder is not None
+    head = load_head(folder, target.facts, target.layers())
+    wanted = _shape(config.heads, target, head.draft_ids, rows)
+    if _sizes_of(wanted) != _sizes_of(head.config):
+        raise TrainError(f"{folder} holds other heads than heads asks for: {head.config}, expected {wanted}")
+    say(f"going on from {folder}; its draft vocabulary is kept")
+    again = build_head(wanted, target.layers(), head.draft_ids)
+    again.load_state_dict(head.state_dict())
+    return again.to(target.device)
+
+
+def _sizes_of(shape: Any) -> dict[str, Any]:
+    """What two configurations must share for the weights of one to fit the other."""
+    return {name: value for name, value in asdict(shape).items() if name not in ("steps", "trained_length")}
+
+
+@torch.no_grad()
+def start_from_target(head: Head, target: Target) -> list[str]:
+    """Copies what fits of the target's last decoder layer and final norm; returns what was copied, by the head's names.
+
+    The attention's input is twice as wide in EAGLE-3: the target's matrices go to the state's half, the embedding's
+    half starts at zero. Raises ConfigError if the target's layers are not named as Llama's are.
+    """
+    module: Any = head
+    source: Any = _last_layer(target)
+    pairs = [(f"layer.mlp.{n}", module.layer.mlp, source.mlp, n) for n in ("gate_proj", "up_proj", "down_proj")]
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    pairs += [(f"layer.self_attn.{n}", module.layer.self_attn, source.self_attn, n) for n in names]
+    copied = []
+    for name, ours, theirs, part in pairs:
+        mine, given = getattr(ours, part).weight, _weight(getattr(theirs, part))
+        mine[:, mine.shape[1] - given.shape[1] :] = given
+        mine[:, : mine.shape[1] - given.shape[1]] = 0
+        copied.append(name)
+    module.layer.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
+    module.fc.weight[:, : -module.fc.out_features] = 0  # the last feature passes: the highest tapped one
+    module.fc.weight[:, -module.fc.out_features :] = torch.eye(module.fc.out_features)
+    if hasattr(module, "hidden_norm"):
+        module.hidden_norm.weight.copy_(source.input_layernorm.weight)
+        final: Any = target.model.base_model
+        module.norm.weight.copy_(final.norm.weight)
+    return copied
+
+
+def _last_layer(target: Target) -> nn.Module:
+    layers: Any = getattr(target.model.base_model, "layers", None)
+    if layers is None or not hasattr(layers[-1], "self_attn") or not hasattr(layers[-1], "mlp"):
+        raise ConfigError("heads.start target needs a target whose layers are named as Llama's are; use fresh")
+    return layers[-1]
+
+
+def _weight(linear: Any) -> Tensor:
+    """A linear layer's weight, unpacked if it was packed."""
+    return linear.dense_weight() if hasattr(linear, "dense_weight") else linear.weight
