@@ -15,6 +15,7 @@ from .options import (
     DEFAULT_TARGET,
     DEFAULT_TREE,
     NO_HEADS,
+    Adapter,
     BatchSize,
     DType,
     Heads,
@@ -61,6 +62,7 @@ def command(
     prompts: Prompts,
     heads: Heads,
     target: Target = DEFAULT_TARGET,
+    adapter: Adapter = None,
     tree: TreeName = DEFAULT_TREE,
     max_new_tokens: MaxNewTokens = 64,
     temperature: Temperature = 0.0,
@@ -86,11 +88,17 @@ def command(
         raise BadParameter("the tree needs heads: name them with --heads, or leave it out with --modes plain")
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, turns, limit)
-    parts = open_parts(target, heads, tree, dtype)
+    parts = open_parts(target, heads, tree, dtype, adapter)
     asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
     ids = prompt_ids(parts.target, asked)
     result = bench(parts, target, ids, law, max_new_tokens, seed, repeats, modes, batch_size)
-    result["settings"] |= {"heads": heads, "tree": tree, "prompts": str(prompts), "turns": turns}
+    result["settings"] |= {
+        "adapter": None if adapter is None else str(adapter),
+        "heads": heads,
+        "tree": tree,
+        "prompts": str(prompts),
+        "turns": turns,
+    }
     show(result)
     if json:
         write_json(result, json)
@@ -160,7 +168,8 @@ def _untouched_model(spec: str, parts: Parts) -> PreTrainedModel:
     from ..infer.load import DTYPES
 
     dtype = next(name for name, dtype in DTYPES.items() if dtype == parts.target.dtype)
-    return load_model(spec, dtype, parts.target.device.type, _attention(parts))[0].eval()
+    adapter = None if parts.adapter is None else str(parts.adapter)
+    return load_model(spec, dtype, parts.target.device.type, _attention(parts), adapter)[0].eval()
 
 
 def _attention(parts: Parts) -> str:

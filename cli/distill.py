@@ -12,6 +12,7 @@ from .console import out
 from .options import (
     DEFAULT_TARGET,
     NO_HEADS,
+    Adapter,
     BatchSize,
     DType,
     Limit,
@@ -38,6 +39,7 @@ def command(
     prompts: Prompts,
     out_file: Annotated[Path, Option("--out", help="JSONL file of answers; an unfinished one is gone on with.")],
     target: Target = DEFAULT_TARGET,
+    adapter: Adapter = None,
     max_new_tokens: MaxNewTokens = 256,
     temperature: Temperature = 0.7,
     top_k: TopK = 0,
@@ -56,7 +58,7 @@ def command(
 
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, "first", limit)
-    parts = open_parts(target, NO_HEADS, "", dtype)
+    parts = open_parts(target, NO_HEADS, "", dtype, adapter)
     done = distill_to(parts, read, out_file, law, max_new_tokens, seed, batch_size)
     out().print(account(done), markup=False, soft_wrap=True)
 

@@ -11,6 +11,7 @@ from .console import out
 from .options import (
     DEFAULT_TARGET,
     DEFAULT_TREE,
+    Adapter,
     BatchSize,
     Drafts,
     DType,
@@ -41,6 +42,7 @@ def command(
     prompts: Prompts,
     heads: Heads,
     target: Target = DEFAULT_TARGET,
+    adapter: Adapter = None,
     tree: TreeName = DEFAULT_TREE,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
@@ -65,7 +67,7 @@ def command(
 
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, turns, limit)
-    parts = open_parts(target, heads, tree, dtype)
+    parts = open_parts(target, heads, tree, dtype, adapter)
     note_rule(rule, law, parts.head)
     asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
     evaluation = evaluate(
@@ -82,7 +84,14 @@ def command(
         drafts=drafts,
     )
     result = evaluation.to_dict()
-    result["settings"] |= {"target": target, "heads": heads, "tree_name": tree, "prompts": str(prompts), "turns": turns}
+    result["settings"] |= {
+        "target": target,
+        "adapter": None if adapter is None else str(adapter),
+        "heads": heads,
+        "tree_name": tree,
+        "prompts": str(prompts),
+        "turns": turns,
+    }
     out().print(_table(result))
     if json:
         write_json(result, json)

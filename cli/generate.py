@@ -15,6 +15,7 @@ from .options import (
     DEFAULT_TARGET,
     DEFAULT_TREE,
     NO_HEADS,
+    Adapter,
     BatchSize,
     DType,
     Heads,
@@ -51,6 +52,7 @@ def command(
         Path | None, Option(help="JSONL file whose rows have prompt, messages or turns (and perhaps id, category).")
     ] = None,
     out_file: Annotated[Path | None, Option("--out", help="Also write the answers to this file, JSONL.")] = None,
+    adapter: Adapter = None,
     tree: TreeName = DEFAULT_TREE,
     max_new_tokens: MaxNewTokens = 256,
     temperature: Temperature = 0.0,
@@ -78,7 +80,7 @@ def command(
     if turns == "all" and rule != "coupled" and not law.greedy:
         raise BadParameter("--turns all needs --rule coupled: follow-ups are asked in a history of its answers")
     first = _asked(prompt, prompts, turns, limit)
-    parts = open_parts(target, heads, tree, dtype)
+    parts = open_parts(target, heads, tree, dtype, adapter)
     note_rule(rule, law, parts.head)
     asked = in_turns(parts, first, law, max_new_tokens, seed, batch_size)
     run, start = Run(), time.perf_counter()

@@ -25,6 +25,10 @@ Heads = Annotated[
         "text or JSON corpus), recycling, model:SPEC (a small model). FOLDER+suffix joins two on one tree."
     ),
 ]
+Adapter = Annotated[
+    Path | None,
+    Option(help="Folder of a LoRA adapter (PEFT), merged into the target: the text is then the adapted target's."),
+]
 Prompts = Annotated[
     Path, Option(help="JSONL file whose rows have prompt, messages or turns, and perhaps id and category.")
 ]

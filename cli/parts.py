@@ -25,9 +25,11 @@ class Parts:
     target: Target
     head: Drafter | None
     tree: Shape | None
+    adapter: Path | None = None
+    """The LoRA adapter that the target carries."""
 
 
-def open_parts(target: str, heads: str, tree: str, dtype: str) -> Parts:
+def open_parts(target: str, heads: str, tree: str, dtype: str, adapter: Path | None = None) -> Parts:
     """Loads the target and what drafts for it, and fits the tree. ``heads`` and ``tree`` are named as in ``drafters``.
 
     Raises TargetError, HeadError, TreeError or DataError.
@@ -37,7 +39,8 @@ def open_parts(target: str, heads: str, tree: str, dtype: str) -> Parts:
     parse_drafters(heads)  # before the target, which may take long
     quiet_transformers()
     note(f"Loading {target} ...")
-    return fit_heads(load_target(target, dtype=dtype), heads, tree)
+    loaded = load_target(target, dtype=dtype, adapter=None if adapter is None else str(adapter))
+    return replace(fit_heads(loaded, heads, tree), adapter=adapter)
 
 
 def fit_heads(target: Target, heads: str, tree: str) -> Parts:

@@ -16,9 +16,9 @@ from ..infer import GenerationError, Run, Sampling, Stats, generate, row_seed
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from ..heads import Head
+    from ..heads import Drafter
     from ..infer import Target
-    from ..tree import Tree
+    from ..tree import Shape
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def check_prompts(target: Target, prompts: Sequence[Sequence[int]], request: Req
     next(stream, None)  # all prompts are checked before the first chunk
 
 
-def tree_decoder(target: Target, head: Head | None, tree: Tree | None, request: Request) -> Decode:
+def tree_decoder(target: Target, head: Drafter | None, tree: Shape | None, request: Request) -> Decode:
     """treedraft, with heads or (None) without."""
 
     def decode(row: int, prompts: Sequence[Sequence[int]]) -> Timing:

@@ -59,6 +59,7 @@ def command(
             "stopped_by": None if result.stopped_by is None else result.stopped_by.name,
             "checkpoint": str(result.checkpoint),
             "heads": str(result.heads),
+            "adapter": None if result.adapter is None else str(result.adapter),
             "best_tau": result.best_tau,
             "evaluation": result.evaluation,
         }

@@ -87,7 +87,7 @@ class DraftScores(Protocol):
 
     @property
     def keeps_laws(self) -> bool:
-        """Whether candidates are drawn from the head's law for a rule that weighs p against q: drafts carry ``laws``."""
+        """Whether candidates are drawn from the head's law, for rules that weigh p against q: drafts carry it."""
         ...
 
     def __call__(self, logits: Tensor, positions: Tensor, ids: Tensor | None) -> Tensor:
@@ -205,7 +205,7 @@ class Head(Drafter, Protocol):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any: ...
 
-    def to(self, *place: Any) -> Head: ...
+    def to(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def output(self) -> Output:
         """The layer that turns hidden rows into logits."""

@@ -25,7 +25,8 @@ def loaded(name: str) -> Target:
 @pytest.mark.parametrize("layers", range(1, 40))
 def test_default_taps_are_distinct_valid_and_ascending(layers: int) -> None:
     taps = default_taps(layers)
-    assert list(taps) == sorted(set(taps)) and 0 <= taps[0] <= taps[-1] < layers
+    assert list(taps) == sorted(set(taps))
+    assert 0 <= taps[0] <= taps[-1] < layers
     assert len(taps) == min(3, layers)
 
 
@@ -45,10 +46,10 @@ def test_layers_that_cannot_be_tapped_are_refused_with_the_valid_range(taps: tup
 
 
 def test_a_configuration_names_all_its_faults() -> None:
+    layer = LayerShape(64, 128, 4, 2, 0)
     with pytest.raises(
-        HeadError, match="head_dim must be at least 1, got 0.*steps must be.*draft_vocab_size must lie in"
+        HeadError, match=r"head_dim must be at least 1, got 0.*steps must be.*draft_vocab_size must lie in"
     ):
-        layer = LayerShape(64, 128, 4, 2, 0)
         Eagle3Config(64, 96, 4, (1, 2), layer, steps=0, draft_vocab_size=97)
     with pytest.raises(
         HeadError, match=r"num_attention_heads \(4\) must be a multiple of layer.num_key_value_heads \(3\)"
@@ -139,7 +140,8 @@ def test_saved_heads_read_back_with_their_vocabulary(kind: str, dtype: torch.dty
     head = any_head(model, kind, draft_ids=ids)
     save_head(head, tmp_path, model.facts, dtype)
     read = load_head(tmp_path, model.facts, model.layers())
-    assert read.config == head.config and torch.equal(read.draft_ids, ids)  # type: ignore[arg-type]
+    assert read.config == head.config
+    assert read.draft_ids is not None and torch.equal(read.draft_ids, ids)  # noqa: PT018
     for name, value in head.state_dict().items():
         assert torch.equal(read.state_dict()[name], value.to(dtype).float())
 

@@ -95,7 +95,8 @@ def test_sampled_drafts_carry_the_law_that_each_nodes_children_were_drawn_from(m
     scores = sampler.draft_scores((), 96, accepted.root_position)
     tree = Tree.from_paths([[0], [1], [0, 0], [1, 0], [1, 1], [1, 0, 0]])
     draft, _ = drafter.propose(accepted, None, tree, scores)
-    assert draft.laws is not None and torch.equal(draft.ids, ids)  # type: ignore[arg-type]
+    assert draft.laws is not None
+    assert torch.equal(draft.ids, ids)
     logits, beam, _ = drafter.begin(accepted, None)
     torch.testing.assert_close(draft.laws[:, 0], (logits[:, 0] / 0.7).log_softmax(-1))
     for node in (n for n in range(1, tree.size) if n in tree.parents):

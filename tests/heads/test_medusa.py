@@ -36,7 +36,7 @@ def test_stacked_blocks_have_weights_of_their_own(model: Target) -> None:
 
 
 def test_a_node_takes_its_depths_head_and_its_ranks_candidate(model: Target) -> None:
-    head = random_heads(model, 3)
+    head: Any = random_heads(model, 3)
     features = torch.randn(2, 4, 64)
     tree = Tree.from_paths([[0], [1], [0, 0], [0, 2], [1, 1], [0, 0, 3]])
     draft, memory = head.propose(accepted(features, [4, 2]), None, tree, PlainScores())
@@ -80,7 +80,7 @@ def test_own_output_layers_start_as_the_targets_effective_embedding() -> None:
     for name in ("llama_mha_tied", "qwen3_headdim"):
         stock: Any = target(name)
         tied = Target(stock, tokenizer())
-        head = build_head(medusa_config(tied, 2, output="own"), tied.layers())
+        head: Any = build_head(medusa_config(tied, 2, output="own"), tied.layers())
         assert head.own_output is not None
         for weight in head.own_output:
             assert weight.shape == (96, 64)

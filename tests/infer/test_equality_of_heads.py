@@ -74,5 +74,5 @@ def test_trained_step_wise_heads_accept_deep_drafts_and_change_no_token(kind: st
         done = complete(ring, PROMPTS, head=head, tree=shape, max_new_tokens=TOKENS, end_ids=(), batch_size=5)
         plain = complete(ring, PROMPTS, max_new_tokens=TOKENS, end_ids=())
         assert [c.ids for c in done] == [c.ids for c in plain]
-            tau = sum(c.stats.kept for c in done) / sum(c.stats.rounds for c in done)
+        tau = sum(c.stats.kept for c in done) / sum(c.stats.rounds for c in done)
         assert tau > (1.5 if kind == "eagle" else 2.5)  # one step of training does not teach a head its own outputs

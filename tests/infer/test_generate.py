@@ -8,7 +8,7 @@ import torch
 from transformers import LogitsProcessor
 
 from kit import WORD_ID, markov_ring, random_heads, ring_heads, target, tokenizer
-from treedraft.heads import Medusa
+from treedraft.heads import Drafter, Medusa
 from treedraft.infer import (
     Chunk,
     Completion,
@@ -31,7 +31,7 @@ def ring() -> Target:
 
 
 @pytest.fixture(scope="module")
-def exact(ring: Target) -> Medusa:
+def exact(ring: Target) -> Drafter:
     return ring_heads(ring, 5).for_decoding(torch.float32)
 
 

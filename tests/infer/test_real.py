@@ -5,7 +5,7 @@ import torch
 
 from kit import compare, random_heads
 from treedraft.data import render_prompt
-from treedraft.heads import Medusa
+from treedraft.heads import Drafter, Medusa
 from treedraft.infer import SMOLLM2, Sampling, Target, autoregressive, complete, load_model, load_target
 from treedraft.tree import Tree
 
@@ -33,7 +33,7 @@ def smollm2() -> Target:
 
 
 @pytest.fixture(scope="module")
-def heads(smollm2: Target) -> Medusa:
+def heads(smollm2: Target) -> Drafter:
     """Heads that agree with the target now and then: small random weights around the identity."""
     made = random_heads(smollm2, 3)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kit.training import tiny
-from treedraft.heads import Medusa, MedusaConfig, build_head
+from treedraft.heads import Drafter, Medusa, MedusaConfig, build_head
 from treedraft.infer import Sampling, Target, row_seed
 from treedraft.train import Evaluation, evaluate
 from treedraft.tree import Tree
@@ -23,7 +23,7 @@ def target() -> Target:
 
 
 @pytest.fixture(scope="module")
-def head(target: Target) -> Medusa:
+def head(target: Target) -> Drafter:
     facts = target.facts
     config = MedusaConfig(2, facts.hidden_size, facts.vocab_size, facts.num_layers)
     return build_head(config, target.layers()).for_decoding(target.dtype)

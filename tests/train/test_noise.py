@@ -20,7 +20,8 @@ def test_seed_and_step_change_it_and_its_size_is_bounded():
     first = with_noise(plain, 0.2, 1, 5, [0])
     assert not torch.equal(first, with_noise(plain, 0.2, 2, 5, [0]))
     assert not torch.equal(first, with_noise(plain, 0.2, 1, 6, [0]))
-    assert first.abs().max() <= 0.2 and first.abs().mean() > 0.09
+    assert first.abs().max() <= 0.2
+    assert first.abs().mean() > 0.09
     assert first.mean().abs() < 0.01
 
 

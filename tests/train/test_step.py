@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,17 +12,17 @@ from torch import Tensor
 from kit import WORD_ID, markov_rand, tokenizer
 from kit.training import tiny
 from treedraft.data import Encoded, collate, encode_conversation, normalise
-from treedraft.heads import Medusa, MedusaConfig, Output, build_head
+from treedraft.heads import MedusaConfig, Output, build_head
 from treedraft.infer import Target
 from treedraft.train import Objective, train_step
 from treedraft.train.step import step_totals
 
 
-def heads(target: Target, num_heads: int = 3, ids: Tensor | None = None, output: str = "shared") -> Medusa:
+def heads(target: Target, num_heads: int = 3, ids: Tensor | None = None, output: str = "shared") -> Any:
     facts = target.facts
     width = None if ids is None else len(ids)
     config = MedusaConfig(num_heads, facts.hidden_size, facts.vocab_size, facts.num_layers, 1, width, output)  # type: ignore[arg-type]
-    made = build_head(config, target.layers(), ids)
+    made: Any = build_head(config, target.layers(), ids)
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for block in made.blocks.parameters():
@@ -40,9 +42,7 @@ def encoded(pad: str, *answers: str) -> list[Encoded]:
     return rows
 
 
-def step(
-    target: Target, head: Medusa, tokens: Tensor, mask: Tensor, lengths: Tensor, objective: Objective | None = None
-):
+def step(target: Target, head: Any, tokens: Tensor, mask: Tensor, lengths: Tensor, objective: Objective | None = None):
     objective = objective or Objective()
     features = target.features(tokens, lengths, head.taps)
     totals = step_totals(tokens, mask, head.steps, head.draft_ids, objective.outside)

@@ -26,7 +26,8 @@ def filled(folder: Path, rows: list[list[int]] = ROWS) -> FeatureStore:
 def test_rows_read_back_as_they_were_written_now_and_later(tmp_path: Path):
     for store in (filled(tmp_path), FeatureStore(tmp_path, "abc", 8, (2, 4))):
         for row in ROWS:
-            assert row in store and torch.equal(store.of(row), features(row))
+            assert row in store
+            assert torch.equal(store.of(row), features(row))
     assert [1, 2] not in store
 
 
@@ -50,7 +51,8 @@ def test_a_row_whose_line_was_cut_counts_as_absent_and_is_written_again(tmp_path
     listed = tmp_path / "rows.txt"
     listed.write_text(listed.read_text()[:-3])
     store = FeatureStore(tmp_path, "abc", 8, (2, 4))
-    assert ROWS[-1] not in store and ROWS[0] in store
+    assert ROWS[-1] not in store
+    assert ROWS[0] in store
     store.add([ROWS[-1]], [features(ROWS[-1])])
     for row in ROWS:
         assert torch.equal(FeatureStore(tmp_path, "abc", 8, (2, 4)).of(row), features(row))
@@ -68,5 +70,5 @@ def test_features_without_a_line_are_overwritten(tmp_path: Path):
 
 def test_another_targets_store_is_refused_with_all_that_differs(tmp_path: Path):
     filled(tmp_path)
-    with pytest.raises(StoreError, match="target: 'abc', expected 'xyz'.*hidden_size: 8, expected 16.*tapped layers"):
+    with pytest.raises(StoreError, match=r"target: 'abc', expected 'xyz'.*hidden_size: 8, expected 16.*tapped layers"):
         FeatureStore(tmp_path, "xyz", 16, (2, 3))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_three_heads_learn_the_ring_each_at_its_own_offset(tmp_path: Path, capsy
     target, reports = tiny("markov_ring"), []
     before = target.fingerprint()
     result = train(settings, target, on_step=record(reports))
-    head = load_head(result.heads, target.facts, target.layers())
+    head: Any = load_head(result.heads, target.facts, target.layers())
     assert all(block.abs().max() > 0.1 for block in head.blocks.parameters() if block.dim() == 2)
     shares = reports[-1].counts.hits / reports[-1].counts.positions
     assert shares.tolist() == [1.0, 1.0, 1.0]

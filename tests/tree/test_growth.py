@@ -29,7 +29,8 @@ def test_the_best_candidates_are_kept_in_order_with_their_parents(pool: tuple[li
         torch.tensor([7]), torch.tensor([tokens]), torch.tensor([parents]), torch.tensor([scores]), size, 20
     )
     best = [t - 100 for t in draft.tokens[0, 1:].tolist()]
-    assert best == sorted(best) and len(best) == min(size - 1, len(scores))
+    assert best == sorted(best)
+    assert len(best) == min(size - 1, len(scores))
     assert sum(scores[i] for i in best) == pytest.approx(sum(sorted(scores, reverse=True)[: size - 1]))
     place = {i + 1: at for at, i in enumerate(best, 1)} | {0: 0}
     assert draft.parents[0].tolist() == [-1, *(place[parents[i]] for i in best)]
@@ -70,7 +71,7 @@ def test_other_spellings_are_refused(name: str):
 
 
 def test_sizes_below_one_are_all_named():
-    with pytest.raises(TreeError, match="size must be at least 1, got 0; depth .* got 0; width .* got 0"):
+    with pytest.raises(TreeError, match=r"size must be at least 1, got 0; depth .* got 0; width .* got 0"):
         DynamicTree(0, 0, 0)
 
 
