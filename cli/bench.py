@@ -18,6 +18,7 @@ from .options import (
     Adapter,
     BatchSize,
     DType,
+    Every,
     Heads,
     Json,
     Limit,
@@ -75,6 +76,7 @@ def command(
     batch_size: BatchSize = 1,
     turns: Turns = "first",
     limit: Limit = None,
+    every: Every = 1,
     repeats: Annotated[int, Option(min=1, help="Times that every prompt is decoded in every mode.")] = 3,
     modes: Annotated[list[Mode], Option(help="Modes to measure; repeat the option to name several.")] = MODES,
     json: Json = None,
@@ -87,7 +89,7 @@ def command(
     if heads == NO_HEADS and Mode.TREE in modes:
         raise BadParameter("the tree needs heads: name them with --heads, or leave it out with --modes plain")
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-    read = read_some_prompts(prompts, turns, limit)
+    read = read_some_prompts(prompts, turns, limit, every)
     parts = open_parts(target, heads, tree, dtype, adapter)
     asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
     ids = prompt_ids(parts.target, asked)
@@ -98,6 +100,7 @@ def command(
         "tree": tree,
         "prompts": str(prompts),
         "turns": turns,
+        "every": every,
     }
     show(result)
     if json:

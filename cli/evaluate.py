@@ -15,6 +15,7 @@ from .options import (
     BatchSize,
     Drafts,
     DType,
+    Every,
     Heads,
     Json,
     Limit,
@@ -55,18 +56,19 @@ def command(
     batch_size: BatchSize = 8,
     turns: Turns = "first",
     limit: Limit = None,
+    every: Every = 1,
     rule: Rule = "coupled",
     drafts: Drafts = None,
     json: Json = None,
 ) -> None:
     """Decode prompts with the tree and count: the mean accepted length τ (tokens for each round, plain decoding being
-    1.00), also without rounds in which the text loops, the share of rounds that accept each depth, and τ by category.
-    It is measured by decoding, not estimated from accuracies."""
+    1.00), also without rounds in which the text loops, the share of rounds that accept each depth, and τ by category
+    and by length of the prompt. It is measured by decoding, not estimated from accuracies."""
     from ..infer import Sampling
     from ..train import evaluate
 
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
-    read = read_some_prompts(prompts, turns, limit)
+    read = read_some_prompts(prompts, turns, limit, every)
     parts = open_parts(target, heads, tree, dtype, adapter)
     note_rule(rule, law, parts.head)
     asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
@@ -91,6 +93,7 @@ def command(
         "tree_name": tree,
         "prompts": str(prompts),
         "turns": turns,
+        "every": every,
     }
     out().print(_table(result))
     if json:
@@ -107,6 +110,9 @@ def _table(result: Mapping[str, Any]) -> Table:
     table.add_row("without loops", _ratio(result["tau_without_loops"]), end_section=True)
     for category, tau in result["tau_by_category"].items():
         table.add_row("no category" if category == UNNAMED else category, _ratio(tau))
+    table.add_section()
+    for length, tau in result["tau_by_prompt_length"].items():
+        table.add_row(f"prompts of {length} tokens", _ratio(tau))
     table.add_section()
     for depth, share in enumerate(result["accept_by_depth"][1:], 1):
         table.add_row(f"rounds that accept at least {depth}", f"{share:.0%}")

@@ -47,13 +47,14 @@ TopK = Annotated[int, Option(help="Keep the k most likely tokens; 0 keeps all.")
 TopP = Annotated[float, Option(help="Keep the smallest set of tokens with this probability; 1 keeps all.")]
 MinP = Annotated[float, Option(help="Drop tokens less likely than this share of the likeliest; 0 keeps all.")]
 RepetitionPenalty = Annotated[float, Option(help="Divide the scores of tokens already in the text; 1 is off.")]
-Seed = Annotated[int, Option(help="Same seed, same text, with or without heads.")]
+Seed = Annotated[int, Option(help="Same seed, same text, with or without heads (under the coupled rule, the default).")]
 DType = Annotated[
     DTypeName,
     Option("--dtype", help="Number format of the target; auto is bf16 where the machine multiplies it, else fp32."),
 ]
 BatchSize = Annotated[int, Option(min=1, help="Prompts decoded together; changes the speed, not the text.")]
 Limit = Annotated[int | None, Option(min=1, help="Use only the first so many prompts.")]
+Every = Annotated[int, Option(min=1, help="Use every n-th prompt: the first, the n + 1st, ...")]
 Json = Annotated[Path | None, Option("--json", help="Also write the result to this file, for machines.")]
 RuleName = Literal["coupled", "chain-rejection", "block", "recursive-rejection", "traversal", "lossy-typical"]
 Rule = Annotated[

@@ -69,11 +69,11 @@ def prompt_ids(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]:
     return rendered
 
 
-def read_some_prompts(path: Path, turns: TurnsName, limit: int | None) -> list[Prompt]:
-    """The prompts of a file, or the first ``limit`` of them. Raises DataError."""
+def read_some_prompts(path: Path, turns: TurnsName, limit: int | None, every: int = 1) -> list[Prompt]:
+    """Every ``every``-th prompt of a file, or the first ``limit`` of those. Raises DataError."""
     from ..data import read_prompts
 
-    return read_prompts(path, turns=turns)[:limit]
+    return read_prompts(path, turns=turns)[::every][:limit]
 
 
 def in_turns(

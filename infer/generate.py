@@ -5,6 +5,7 @@ B batch rows   T text positions   N tree nodes, root included   F feature width 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from ..heads import Accepted, Drafter, NoHead
+from ..heads import Accepted, Drafter, HeadWarning, NoHead
 from ..tree import Shape, Tree, TreeError, default_tree, root_draft
 from .cache import close_ranks
 from .capability import check_rope
@@ -236,4 +237,17 @@ def _check(
     if faults:
         raise GenerationError("; ".join(faults))
     longest = max((len(p) for p in prompts), default=0)
+    _warn_beyond_training(head, min(target.context, longest + max_new_tokens))
     check_rope(target.config, target.facts.name, min(target.context, longest + max_new_tokens + tree.depth))
+
+
+def _warn_beyond_training(head: Drafter, longest: int) -> None:
+    """Heads that see positions need not hold up beyond those that they were trained on; the text stays the target's."""
+    seen = getattr(getattr(head, "config", None), "trained_length", 0)
+    if seen and longest > seen:
+        warnings.warn(
+            f"the draft heads were trained on texts of at most {seen} tokens, and this run may reach {longest}: "
+            "beyond, fewer drafts may be accepted. The text stays the target's own",
+            HeadWarning,
+            stacklevel=4,
+        )

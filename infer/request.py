@@ -57,9 +57,10 @@ class Request:
 
     def take_round(self, emitted: Sequence[int]) -> Chunk:
         """A round's accepted tokens and its bonus token, cut where the run ends."""
+        position = len(self.prompt) + len(self.ids) - 1
         ids, text, loops = self._take(emitted)
         drafted = min(len(ids), len(emitted) - 1)
-        self.stats.count_round(len(ids), drafted, loops)
+        self.stats.count_round(len(ids), drafted, loops, position)
         return Chunk(self.index, ids, text, drafted, self.reason)
 
     def _take(self, emitted: Sequence[int]) -> tuple[list[int], str, bool]:

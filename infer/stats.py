@@ -33,6 +33,9 @@ class Stats:
     """Rounds by the number of drafted tokens they kept."""
     loop_rounds: int = 0
     loop_kept: int = 0
+    rounds_at: Counter[int] = field(default_factory=Counter)
+    """Rounds by where their root stands: the lower end of its range (see ``length_range``)."""
+    kept_at: Counter[int] = field(default_factory=Counter)
     phase_seconds: Counter[str] = field(default_factory=Counter)
 
     def __add__(self, other: Stats) -> Stats:
@@ -45,13 +48,16 @@ class Stats:
         """Adds the counts and times of ``other`` to this one."""
         for name in ("prompts", "tokens", "rounds", "kept", "loop_rounds", "loop_kept"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.accepted.update(other.accepted)
+        for counts in ("accepted", "rounds_at", "kept_at"):
+            getattr(self, counts).update(getattr(other, counts))
         self.phase_seconds.update(other.phase_seconds)
 
-    def count_round(self, kept: int, drafted: int, loops: bool) -> None:
-        """One round of one row that kept ``kept`` tokens, ``drafted`` of them from the draft."""
+    def count_round(self, kept: int, drafted: int, loops: bool, position: int) -> None:
+        """One round of one row that kept ``kept`` tokens, ``drafted`` of them from the draft; its root's position."""
         self.rounds += 1
         self.kept += kept
+        self.rounds_at[range_start(position)] += 1
+        self.kept_at[range_start(position)] += kept
         self.accepted[drafted] += 1
         if loops:
             self.loop_rounds += 1
@@ -65,6 +71,11 @@ class Stats:
     def tau_without_loops(self) -> float:
         rounds = self.rounds - self.loop_rounds
         return (self.kept - self.loop_kept) / rounds if rounds else float("nan")
+
+    @property
+    def tau_by_position(self) -> dict[str, float]:
+        """tau of the rounds whose root stands in a range of positions: how far heads carry beyond their training."""
+        return {length_range(start): self.kept_at[start] / n for start, n in sorted(self.rounds_at.items())}
 
     @property
     def accepted_by_depth(self) -> list[int]:
@@ -88,10 +99,29 @@ class Stats:
             "tau_without_loops": self.tau_without_loops if self.rounds > self.loop_rounds else None,
             "accepted_by_depth": self.accepted_by_depth,
             "accept_by_depth": self.accept_by_depth,
+            "tau_by_position": self.tau_by_position,
             "loop_rounds": self.loop_rounds,
             "loop_kept": self.loop_kept,
             "phase_seconds": {phase: self.phase_seconds[phase] for phase in PHASES},
         }
+
+
+def range_start(length: int) -> int:
+    """The lower end of the range that a length or position falls into: 0, then powers of two from 64 on.
+
+    >>> range_start(0), range_start(63), range_start(64), range_start(1000)
+    (0, 0, 64, 512)
+    """
+    return 0 if length < 64 else 1 << (length.bit_length() - 1)
+
+
+def length_range(start: int) -> str:
+    """The range that begins at ``start``, in words.
+
+    >>> length_range(0), length_range(64), length_range(512)
+    ('0-63', '64-127', '512-1023')
+    """
+    return f"{start}-{2 * start - 1 if start else 63}"
 
 
 class LoopFinder:

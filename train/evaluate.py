@@ -13,6 +13,7 @@ from typing import Any
 
 from ..heads import Drafter
 from ..infer import Drafts, NamedRule, Run, Sampling, Stats, Target, complete, find_rule, machine, versions
+from ..infer.stats import length_range, range_start
 from ..tree import Shape
 
 UNNAMED = "all"
@@ -21,9 +22,11 @@ UNNAMED = "all"
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Counts of a decode run over prompts, by category; they add up. ``settings`` is what it was run with."""
+    """Counts of a decode run over prompts; they add up. ``settings`` is what it was run with."""
 
     by_category: Mapping[str, Stats]
+    by_prompt_length: Mapping[int, Stats]
+    """By the lower end of the range that the prompt's length falls into (``infer.stats.length_range``)."""
     settings: Mapping[str, Any]
     phase_seconds: Counter[str]
     """Of all categories together: prompts of several are decoded side by side."""
@@ -42,15 +45,21 @@ class Evaluation:
 
     def __add__(self, other: Evaluation) -> Evaluation:
         """The counts of two parts of one run."""
-        names = sorted({*self.by_category, *other.by_category})
-        merged = {n: self.by_category.get(n, Stats()) + other.by_category.get(n, Stats()) for n in names}
-        return Evaluation(merged, self.settings, self.phase_seconds + other.phase_seconds)
+        return Evaluation(
+            _merged(self.by_category, other.by_category),
+            _merged(self.by_prompt_length, other.by_prompt_length),
+            self.settings,
+            self.phase_seconds + other.phase_seconds,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: ratios and their counts, settings, machine and versions. A ratio without rounds is null."""
         return {
             **self.total.to_dict(),
             "tau_by_category": {name: stats.to_dict()["tau"] for name, stats in sorted(self.by_category.items())},
+            "tau_by_prompt_length": {
+                length_range(start): stats.to_dict()["tau"] for start, stats in sorted(self.by_prompt_length.items())
+            },
             "settings": dict(self.settings),
             "machine": machine(),
             "versions": versions(),
@@ -108,6 +117,12 @@ def evaluate(
         run=run,
     )
     by_category: dict[str, Stats] = {}
-    for category, done in zip(categories, completions, strict=True):
+    by_length: dict[int, Stats] = {}
+    for prompt, category, done in zip(prompts, categories, completions, strict=True):
         by_category.setdefault(category or UNNAMED, Stats()).add(done.stats)
-    return Evaluation(by_category, settings, run.stats.phase_seconds)
+        by_length.setdefault(range_start(len(prompt)), Stats()).add(done.stats)
+    return Evaluation(by_category, by_length, settings, run.stats.phase_seconds)
+
+
+def _merged(some: Mapping[Any, Stats], others: Mapping[Any, Stats]) -> dict[Any, Stats]:
+    return {name: some.get(name, Stats()) + others.get(name, Stats()) for name in sorted({*some, *others})}

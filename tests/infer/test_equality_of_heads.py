@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
 
 from kit import KINDS, any_head, compare, target, tokenizer, trained_heads
+from treedraft.heads import HeadWarning, build_head
 from treedraft.infer import Sampling, Target, autoregressive, complete
 from treedraft.tree import DynamicTree, Shape, Tree
 
@@ -76,3 +79,32 @@ def test_trained_step_wise_heads_accept_deep_drafts_and_change_no_token(kind: st
         assert [c.ids for c in done] == [c.ids for c in plain]
         tau = sum(c.stats.kept for c in done) / sum(c.stats.rounds for c in done)
         assert tau > (1.5 if kind == "eagle" else 2.5)  # one step of training does not teach a head its own outputs
+
+
+@pytest.mark.parametrize("kind", ["eagle", "hydra++", "eagle3"])
+def test_text_longer_than_the_heads_were_trained_on_is_warned_about_and_stays_the_targets(kind: str) -> None:
+    model = loaded("llama_gqa")
+    head: Any = any_head(model, kind)
+    short: Any = build_head(replace(head.config, trained_length=32), model.layers())
+    short.load_state_dict(head.state_dict())
+    prompt = [i % 83 + 13 for i in range(60)]
+    with pytest.warns(HeadWarning, match="at most 32 tokens, and this run may reach 100"):
+        done = complete(model, [prompt], head=short.for_decoding(torch.float32), tree=Tree.chain(3), max_new_tokens=40)
+    plain = complete(model, [prompt], max_new_tokens=40)[0]
+    assert compare(model, prompt, plain.ids, done[0].ids, Sampling(), 0).equal
+    ranges = done[0].stats.tau_by_position
+    assert list(ranges) == ["0-63", "64-127"][: len(ranges)]
+    assert sum(done[0].stats.rounds_at.values()) == done[0].stats.rounds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_beyond_the_tokenizer_are_decoded_like_any_other(kind: str) -> None:
+    model = loaded("llama_pad128")
+    ids = torch.arange(0, 128, 2)
+    head = any_head(model, kind, draft_ids=ids).for_decoding(torch.float32)
+    done = complete(model, PROMPTS, head=head, tree=DynamicTree(9, 3, 4), max_new_tokens=40, end_ids=())
+    plain = complete(model, PROMPTS, max_new_tokens=40, end_ids=())
+    assert any(token >= 96 for answer in plain for token in answer.ids)
+    for prompt, expected, found in zip(PROMPTS, plain, done, strict=True):
+        result = compare(model, prompt, expected.ids, found.ids, Sampling(), found.seed)
+        assert result.equal or result.near_tie is not None
