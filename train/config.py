@@ -75,6 +75,7 @@ class DataConfig:
     features_dir: str | None = Field(
         default=None, description="folder of the feature store: computed once for a target, shared by runs"
     )
+    features_dtype: Literal["bf16", "fp32"] = Field(default="bf16", description="number format of the store")
     features_taps: tuple[AtLeastZero, ...] = Field(
         default=(), description="further tapped layers that a new store keeps, for heads to come"
     )

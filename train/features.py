@@ -3,7 +3,7 @@
 B batch rows   T text positions   F feature width   H hidden size
 
 A feature's last bits depend on the rows it was computed beside. Online, that is the micro-batch, which a resumed run
-repeats; kept, a grouping that depends on the rows alone. The store rounds to bf16.
+repeats; kept, a grouping that depends on the rows alone. The store rounds to its dtype, bf16 unless told otherwise.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class TargetFeatures:
             for i, feature in zip(group, features, strict=True):
                 self._kept[i] = feature.clone().cpu()
 
-    def fill_store(self, folder: Path, further: Sequence[int], show_progress: bool) -> None:
+    def fill_store(self, folder: Path, further: Sequence[int], dtype: torch.dtype, show_progress: bool) -> None:
         """Reads features from the store in ``folder`` from now on, and first adds the rows that it lacks.
 
         A new store keeps the ``further`` layers besides. Raises StoreError or TargetError. Rows are computed in order
         of length, a bounded number at a time, so that a run that is killed goes on where it was.
         """
-        store = FeatureStore(folder, self._target.fingerprint(), self._hidden, self._taps, further)
+        store = FeatureStore(folder, self._target.fingerprint(), self._hidden, self._taps, further, dtype)
         lacking = [i for i, row in enumerate(self.rows) if row.ids not in store]
         for start in range(0, len(lacking), STORE_ROWS):
             order = sorted(lacking[start : start + STORE_ROWS], key=lambda i: len(self.rows[i].ids))

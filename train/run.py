@@ -280,5 +280,6 @@ def _keep_features(
         elif mode == "store":
             assert data.features_dir is not None
             with accelerator.main_process_first():
-                part.fill_store(Path(data.features_dir), data.features_taps, accelerator.is_main_process)
+                dtype = torch.bfloat16 if data.features_dtype == "bf16" else torch.float32
+                part.fill_store(Path(data.features_dir), data.features_taps, dtype, accelerator.is_main_process)
     return mode

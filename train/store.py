@@ -26,19 +26,25 @@ class StoreError(ValueError):
 
 
 class FeatureStore:
-    """The features at ``taps`` that ``folder`` holds, in bf16; new ones are appended by one process at a time.
+    """The features at ``taps`` that ``folder`` holds, in ``dtype``; new ones are appended by one process at a time.
 
     ``target`` is the target's fingerprint. A new store keeps the ``further`` layers besides, an old one those that it
     was made with. Raises StoreError if the folder belongs to another target or holds fewer layers than asked for.
     """
 
     def __init__(
-        self, folder: Path, target: str, hidden_size: int, taps: Sequence[int], further: Sequence[int] = ()
+        self,
+        folder: Path,
+        target: str,
+        hidden_size: int,
+        taps: Sequence[int],
+        further: Sequence[int] = (),
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
-        self.folder, self.taps, self.hidden_size, self.dtype = folder, tuple(taps), hidden_size, torch.bfloat16
+        self.folder, self.taps, self.hidden_size, self.dtype = folder, tuple(taps), hidden_size, dtype
         self._rows: dict[str, tuple[int, int]] = {}
         self._mapped: dict[int, Tensor] = {}
-        about = {"format": 1, "target": target, "hidden_size": hidden_size, "dtype": "bfloat16"}
+        about = {"format": 1, "target": target, "hidden_size": hidden_size, "dtype": str(dtype).removeprefix("torch.")}
         described = folder / "store.json"
         if not described.exists():
             folder.mkdir(parents=True, exist_ok=True)
