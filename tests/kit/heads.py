@@ -113,7 +113,7 @@ def trained_heads(target: Target, num_heads: int = 3, steps: int = 50, kind: str
     head = build_head(any_config(target, kind, num_heads), target.layers())
     features = target.features(tokens, torch.full((8,), tokens.shape[1]), head.taps).clone()
     totals = step_totals(tokens, mask, head.steps, None, "count")
-    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(head.parameters(), lr=1e-2 if kind == "medusa" else 3e-3)
     for _ in range(steps):
         loss, _ = train_step(head, features, None, tokens, mask, totals, Objective())
         loss.backward()
