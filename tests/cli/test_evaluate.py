@@ -29,6 +29,8 @@ def test_the_result_holds_tau_and_what_it_was_measured_with(
     assert result["tau"] == pytest.approx(3.0)
     assert result["accept_by_depth"] == [1.0, 1.0, 1.0]
     assert result["tau_by_category"] == {"all": 3.0, "x": 3.0, "y": 3.0}
+    assert result["tau_by_prompt_length"] == {"0-63": 3.0}
+    assert result["tau_by_position"] == {"0-63": 3.0}
     assert result["settings"]["tree_name"] == "chain:2"
     assert "3 prompts, 39 tokens, 12 rounds" in shown.out
 
@@ -46,6 +48,10 @@ def test_all_turns_and_a_limit_count(call: Call, ring: Path, heads: Path, prompt
     assert json.loads(out.read_text())["prompts"] == 4
     call(*asked, "--tree", "chain:1", "--limit", 1)
     assert json.loads(out.read_text())["prompts"] == 1
+    call(*asked, "--tree", "chain:1", "--every", 2)
+    result = json.loads(out.read_text())
+    assert (result["prompts"], result["settings"]["every"]) == (2, 2)
+    assert sorted(result["tau_by_category"]) == ["all", "x"]
 
 
 def test_one_token_has_no_round_and_no_tau(call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path):
