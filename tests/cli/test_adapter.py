@@ -10,6 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 from kit import target, tokenizer
+from treedraft.data import render_prompt
 from treedraft.infer import complete, load_target
 
 from .conftest import Call
@@ -41,8 +42,7 @@ def test_the_text_is_the_adapted_targets(call: Call, llama: Path, adapter: Path,
     drafted = written(call, llama, prompts, tmp_path / "c.jsonl", "--adapter", adapter, "--heads", "suffix")
     assert plain != adapted == drafted
     model = load_target(str(llama), "fp32", adapter=adapter)
-    ids = tokenizer().apply_chat_template([{"role": "user", "content": "w1 w2 w5"}], add_generation_prompt=True)
-    ids = ids if isinstance(ids, list) else ids["input_ids"]
+    ids = render_prompt(tokenizer(), [{"role": "user", "content": "w1 w2 w5"}])
     assert complete(model, [ids], max_new_tokens=12)[0].ids == adapted[0]
 
 
