@@ -168,11 +168,11 @@ def _settings(parts: Parts, request: Request) -> dict[str, Any]:
 def _untouched_model(spec: str, parts: Parts) -> PreTrainedModel:
     """The target as Hugging Face loads it: ours may hold packed weights."""
     from ..infer import load_model
-    from ..infer.load import DTYPES
+    from ..infer.load import dtype_name
 
-    dtype = next(name for name, dtype in DTYPES.items() if dtype == parts.target.dtype)
-    adapter = None if parts.adapter is None else str(parts.adapter)
-    return load_model(spec, dtype, parts.target.device.type, _attention(parts), adapter)[0].eval()
+    target = parts.target
+    name = dtype_name(target.dtype)
+    return load_model(spec, name, target.device.type, _attention(parts), parts.adapter)[0].eval()
 
 
 def _attention(parts: Parts) -> str:

@@ -39,7 +39,7 @@ def open_parts(target: str, heads: str, tree: str, dtype: str, adapter: Path | N
     parse_drafters(heads)  # before the target, which may take long
     quiet_transformers()
     note(f"Loading {target} ...")
-    loaded = load_target(target, dtype=dtype, adapter=None if adapter is None else str(adapter))
+    loaded = load_target(target, dtype=dtype, adapter=adapter)
     return replace(fit_heads(loaded, heads, tree), adapter=adapter)
 
 

@@ -14,7 +14,9 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from safetensors.torch import load_file, save_file
+
+from treedraft.heads import load_head, save_head
+from treedraft.infer import load_target
 
 CARD = """# {kind} heads for {target}
 
@@ -23,7 +25,7 @@ CARD = """# {kind} heads for {target}
 {parameters:,} parameters, {megabytes:.1f} MB in bf16. They change the speed of the target's text, never the text.
 
 ```
-treedraft generate --target smollm2-135m --heads {folder} --prompt "Why is the sky blue?"
+treedraft generate --target {target} --heads {folder} --prompt "Why is the sky blue?"
 ```
 
 ## Mean accepted length
@@ -50,21 +52,17 @@ def main(
     run: Annotated[Path, typer.Option(help="The YAML file that trained them.")],
     evaluation: Annotated[list[Path], typer.Option(help="Results of treedraft evaluate --json.")],
     notes: Annotated[str, typer.Option(help="Data, steps, time.")],
+    target: Annotated[str, typer.Option(help="The target they were trained for.")] = "smollm2-135m",
 ) -> None:
     """Writes config.json, heads.safetensors and README.md into OUT."""
-    out.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        n: t.bfloat16() if t.is_floating_point() else t for n, t in load_file(heads / "heads.safetensors").items()
-    }
-    assert all(bool(torch.isfinite(t).all()) for t in tensors.values())
-    save_file(tensors, out / "heads.safetensors")
-    (out / "config.json").write_text((heads / "config.json").read_text())
-    config = json.loads((heads / "config.json").read_text())
+    model = load_target(target, pack=False)
+    head = load_head(heads, model.facts, model.layers())
+    save_head(head, out, model.facts, torch.bfloat16)
     card = CARD.format(
-        kind=config["kind"],
-        target=config["target"]["name"],
+        kind=head.config.kind,
+        target=target,
         notes=notes,
-        parameters=sum(t.numel() for n, t in tensors.items() if n != "draft_ids"),
+        parameters=sum(weight.numel() for weight in head.state_dict().values()),
         megabytes=(out / "heads.safetensors").stat().st_size / 1e6,
         folder=out,
         tables="\n\n".join(_table(json.loads(path.read_text())) for path in evaluation),

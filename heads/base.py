@@ -20,6 +20,12 @@ class HeadError(ValueError):
     """Heads that cannot be used as asked: the message names every fault, expected against got, and what to do."""
 
 
+def draft_vocab_faults(size: int | None, vocab_size: int) -> list[str]:
+    """What is wrong with a draft vocabulary of ``size`` (None is all of it), in words."""
+    fits = size is None or 1 <= size <= vocab_size
+    return [] if fits else [f"draft_vocab_size must lie in 1..{vocab_size}, got {size}"]
+
+
 @dataclass(frozen=True)
 class TargetFacts:
     """What heads record of the model they were trained for, and what is compared when they are loaded again."""

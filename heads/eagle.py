@@ -10,9 +10,7 @@ HASS (Zhang et al. 2024, arXiv 2408.15766). No biases: engines drop them (``fc``
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
@@ -21,10 +19,11 @@ from torch import Tensor, nn
 
 from ..tree import Draft, Shape
 from . import unroll
-from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers
+from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers, draft_vocab_faults
 from .fill import fill
 from .layer import DraftLayer, LayerShape, as_shape
-from .linear import PackedLinear, can_pack, pack_linears
+from .linear import can_pack, pack_linears
+from .readout import ReadOut, prepare, read_out
 
 DEEPEST = 32
 """Drafted levels that a step-wise head is asked for at most: it has no limit of its own."""
@@ -49,13 +48,10 @@ class EagleConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer", as_shape(self.layer))
-        faults = self.layer.faults()
+        faults = self.layer.faults(self.hidden_size)
         if self.steps < 1:
             faults.append(f"steps must be at least 1, got {self.steps}")
-        if self.layer.hidden_size != self.hidden_size:
-            faults.append(f"layer.hidden_size is {self.layer.hidden_size}, the target's is {self.hidden_size}")
-        if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
-            faults.append(f"draft_vocab_size must lie in 1..{self.vocab_size}, got {self.draft_vocab_size}")
+        faults += draft_vocab_faults(self.draft_vocab_size, self.vocab_size)
         if faults:
             raise HeadError("EAGLE heads cannot be built: " + "; ".join(faults))
 
@@ -74,7 +70,7 @@ class Eagle(nn.Module):
         self._target = (target,)  # a tuple hides the target's weights from parameters() and state_dict()
         self._ids = draft_ids
         self._output = target.output.on(draft_ids)
-        self._read_out: Callable[[Tensor], Tensor] | None = None  # the output layer prepared by for_decoding
+        self._read_out: list[ReadOut] = []  # the output layer prepared by for_decoding
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -132,20 +128,15 @@ class Eagle(nn.Module):
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        if self._read_out is not None:
-            return self._read_out(hidden)
-        return F.linear(hidden, self._output.weight.to(hidden.dtype), self._output.bias)
+        return read_out(self._read_out, self._output, 0, hidden)
 
     def for_decoding(self, dtype: torch.dtype) -> Eagle:
         """A copy for drafting in ``dtype``, its layers packed where the CPU gains by it. Not to be trained or saved."""
         copy = Eagle(self.config, self._target[0], self._ids)
         copy.load_state_dict(self.state_dict())
-        weight, bias = self._output.weight.to(dtype), self._output.bias
-        bias = None if bias is None else bias.to(dtype)
-        copy = copy.to(weight.device, dtype)
-        if can_pack(dtype, weight.device):
+        device = self._output.weight.device
+        copy = copy.to(device, dtype)
+        if can_pack(dtype, device):
             pack_linears(copy)
-            copy._read_out = PackedLinear(weight, bias).forward
-        else:
-            copy._read_out = partial(F.linear, weight=weight, bias=bias)
+        copy._read_out = prepare(self._output, dtype)
         return copy.eval().requires_grad_(False)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..tree import Draft, Shape
 from . import unroll
-from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers
+from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers, draft_vocab_faults
 from .eagle import DEEPEST
 from .fill import fill
 from .layer import DraftLayer, LayerShape, RMSNorm, as_shape
@@ -61,7 +61,7 @@ class Eagle3Config:
     def __post_init__(self) -> None:
         object.__setattr__(self, "layer", as_shape(self.layer))
         object.__setattr__(self, "tapped_layers", tuple(self.tapped_layers))
-        faults = self.layer.faults()
+        faults = self.layer.faults(self.hidden_size)
         taps = self.tapped_layers
         if not taps or list(taps) != sorted(set(taps)) or not 0 <= taps[0] <= taps[-1] < self.num_target_layers:
             faults.append(
@@ -69,10 +69,7 @@ class Eagle3Config:
             )
         if self.steps < 1:
             faults.append(f"steps must be at least 1, got {self.steps}")
-        if self.layer.hidden_size != self.hidden_size:
-            faults.append(f"layer.hidden_size is {self.layer.hidden_size}, the target's is {self.hidden_size}")
-        if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
-            faults.append(f"draft_vocab_size must lie in 1..{self.vocab_size}, got {self.draft_vocab_size}")
+        faults += draft_vocab_faults(self.draft_vocab_size, self.vocab_size)
         if faults:
             raise HeadError("EAGLE-3 heads cannot be built: " + "; ".join(faults))
 

@@ -12,9 +12,7 @@ output in place of h. Its memory of a request is EAGLE's: the layer's keys and v
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
@@ -23,11 +21,12 @@ from torch import Tensor, nn
 
 from ..tree import Draft, Shape
 from . import unroll
-from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers
+from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers, draft_vocab_faults
 from .fill import fill
 from .layer import DraftLayer, LayerShape, RMSNorm, as_shape
-from .linear import PackedLinear, can_pack, pack_linears
+from .linear import can_pack, pack_linears
 from .medusa import ResidualBlock
+from .readout import ReadOut, prepare, read_out
 
 NORM_EPS = 1e-6
 
@@ -63,12 +62,9 @@ class HydraConfig:
         ]
         if self.output not in ("shared", "own"):
             faults.append(f"output must be shared or own, got {self.output!r}")
-        if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
-            faults.append(f"draft_vocab_size must lie in 1..{self.vocab_size}, got {self.draft_vocab_size}")
+        faults += draft_vocab_faults(self.draft_vocab_size, self.vocab_size)
         if layer is not None:
-            faults += layer.faults()
-            if layer.hidden_size != self.hidden_size:
-                faults.append(f"layer.hidden_size is {layer.hidden_size}, the target's is {self.hidden_size}")
+            faults += layer.faults(self.hidden_size)
         if faults:
             raise HeadError("Hydra heads cannot be built: " + "; ".join(faults))
 
@@ -148,7 +144,7 @@ class Hydra(nn.Module):
         self._ids = draft_ids
         self._target = (target,)  # a tuple hides the target's weights from parameters() and state_dict()
         self._shared = (rows, bias)
-        self._read_out: list[Callable[[Tensor], Tensor]] = []  # the output layers prepared by for_decoding
+        self._read_out: list[ReadOut] = []  # the output layers prepared by for_decoding
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -221,15 +217,11 @@ class Hydra(nn.Module):
         copy.config = self.config
         kept = copy.state_dict().keys()  # all but the heads' own output layers, which are prepared below
         copy.load_state_dict({name: value for name, value in self.state_dict().items() if name in kept})
-        rows, bias = self._shared
-        copy = copy.to(rows.device, dtype)
-        weights = [weight.detach().to(dtype) for weight in self.own_output or [rows]]
-        bias = None if bias is None else bias.to(dtype)
-        if can_pack(dtype, rows.device):
+        device = self._shared[0].device
+        copy = copy.to(device, dtype)
+        if can_pack(dtype, device):
             pack_linears(copy)
-            copy._read_out = [PackedLinear(weight, bias) for weight in weights]
-        else:
-            copy._read_out = [partial(F.linear, weight=weight, bias=bias) for weight in weights]
+        copy._read_out = prepare(self.output(), dtype)
         return copy.eval().requires_grad_(False)
 
     def _embed(self, tokens: Tensor, dtype: torch.dtype) -> Tensor:
@@ -238,7 +230,4 @@ class Hydra(nn.Module):
     def _logits(self, k: int, state: Tensor, path: Tensor) -> Tensor:
         """States [B, H] and paths [B, n, (k + 1) * H] to logits [B, n, W] of head k."""
         hidden = self.blocks[k](torch.cat([state[:, None].expand(-1, path.shape[1], -1), path], -1))
-        if self._read_out:
-            return self._read_out[min(k, len(self._read_out) - 1)](hidden)
-        weight, bias = self.output().of_head(k)
-        return F.linear(hidden, weight.to(hidden.dtype), None if bias is None else bias.to(hidden.dtype))
+        return read_out(self._read_out, self.output(), k, hidden)

@@ -27,8 +27,8 @@ class LayerShape:
     max_position_embeddings: int = 2048
     """The target's: no table is made from it, but engines that serve the head read it."""
 
-    def faults(self) -> list[str]:
-        """What is wrong, in words."""
+    def faults(self, hidden_size: int) -> list[str]:
+        """What is wrong for a target of ``hidden_size``, in words."""
         names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
         found = [
             f"layer.{name} must be at least 1, got {getattr(self, name)}" for name in names if getattr(self, name) < 1
@@ -40,6 +40,8 @@ class LayerShape:
             )
         if not found and self.head_dim % 2:
             found.append(f"layer.head_dim must be even for rotary positions, got {self.head_dim}")
+        if self.hidden_size != hidden_size:
+            found.append(f"layer.hidden_size is {self.hidden_size}, the target's is {hidden_size}")
         return found
 
 

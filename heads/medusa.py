@@ -9,9 +9,7 @@ drafted before it nor the position: the K laws of a step are independent, and a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
 import torch
@@ -19,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..tree import Draft, Shape
-from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers
+from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers, draft_vocab_faults
 from .fill import fill
-from .linear import PackedLinear, can_pack, pack_linears
+from .linear import can_pack, pack_linears
+from .readout import ReadOut, prepare, read_out
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,7 @@ class MedusaConfig:
         ]
         if self.output not in ("shared", "own"):
             faults.append(f"output must be shared or own, got {self.output!r}")
-        if self.draft_vocab_size is not None and not 1 <= self.draft_vocab_size <= self.vocab_size:
-            faults.append(f"draft_vocab_size must lie in 1..{self.vocab_size}, got {self.draft_vocab_size}")
+        faults += draft_vocab_faults(self.draft_vocab_size, self.vocab_size)
         if faults:
             raise HeadError("Medusa heads cannot be built: " + "; ".join(faults))
 
@@ -92,14 +90,14 @@ class Medusa(nn.Module):
         output = target.output.on(draft_ids)
         rows, bias = output.weight, output.bias
         self._ids = draft_ids
-        self._embedding = (target.embedding,)
-        self._shared = (rows, bias)  # a tuple hides the target's weight from parameters() and state_dict()
+        self._target = (target,)  # a tuple hides the target's weights from parameters() and state_dict()
+        self._shared = (rows, bias)
         self.own_output = (
             nn.ParameterList(nn.Parameter(rows.detach().float().clone()) for _ in range(config.num_heads))
             if config.output == "own"
             else None
         )
-        self._layers: list[Callable[[Tensor], Tensor]] = []  # the output layers prepared by for_decoding
+        self._read_out: list[ReadOut] = []  # the output layers prepared by for_decoding
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -140,33 +138,21 @@ class Medusa(nn.Module):
         return torch.stack([block(marked) for block in self.blocks])
 
     def output(self) -> Output:
-        rows, bias = self._shared
-        if self.own_output is None:
-            return Output(rows, bias, self._ids)
-        return Output(rows, bias, self._ids, tuple(self.own_output))
+        return Output(*self._shared, self._ids, tuple(self.own_output or ()))
 
     def for_decoding(self, dtype: torch.dtype) -> Medusa:
         """A copy for drafting in ``dtype``, its layers packed where the CPU gains by it. Not to be trained or saved."""
-        rows, bias = self._shared
-        borrowed = TargetLayers(Output(rows, bias), self._embedding[0])
-        copy = Medusa(replace(self.config, output="shared"), borrowed, None)
-        copy.config, copy._ids = self.config, self._ids
+        copy = Medusa(replace(self.config, output="shared"), self._target[0], self._ids)
+        copy.config = self.config
         copy.blocks.load_state_dict(self.blocks.state_dict())
-        own = None if self.own_output is None else [w.detach().to(dtype) for w in self.own_output]
-        if can_pack(dtype, rows.device):
-            copy._layers = [PackedLinear(w.to(dtype), bias) for w in own or [rows]]
+        device = self._shared[0].device
+        copy = copy.to(device, dtype)
+        if can_pack(dtype, device):
             pack_linears(copy.blocks)
-        elif own is not None:
-            copy._layers = [partial(F.linear, weight=w, bias=bias) for w in own]
-        return copy.to(rows.device, dtype).eval().requires_grad_(False)
+        copy._read_out = prepare(self.output(), dtype)
+        return copy.eval().requires_grad_(False)
 
     def _draft_logits(self, feature: Tensor, k: int) -> Tensor:
         """The last feature [B, H] to logits [B, 1, W] of head k."""
         hidden = self.blocks[k](feature.to(self._shared[0].dtype))[:, None]
-        layers = self._layers or self._plain_layers()
-        return layers[min(k, len(layers) - 1)](hidden)
-
-    def _plain_layers(self) -> list[Callable[[Tensor], Tensor]]:
-        rows, bias = self._shared
-        weights = [rows] if self.own_output is None else [w.to(rows.dtype) for w in self.own_output]
-        return [partial(F.linear, weight=w, bias=bias) for w in weights]
+        return read_out(self._read_out, self.output(), k, hidden)

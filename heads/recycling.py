@@ -9,18 +9,16 @@ so the target's output layer is applied to those once more, and what rejected no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..tree import Draft, Shape
 from .base import Accepted, DraftScores, HeadError, Memory, TargetLayers
-from .linear import PackedLinear, can_pack
+from .readout import ReadOut, prepare
 from .source import ANY_RANK, MOST_LEVELS, Candidate, Rows, draft_trees
 
 CHUNK = 256
@@ -81,15 +79,11 @@ class Recycling:
 
     def __init__(self, config: RecyclingConfig, target: TargetLayers) -> None:
         self.config = config
-        weight, bias = target.output.weight, target.output.bias
+        weight = target.output.weight
         if config.successors > weight.shape[0]:
             raise HeadError(f"{config.successors} successors asked for, the target's vocabulary has {weight.shape[0]}")
         self._dtype = weight.dtype
-        self._logits: Callable[[Tensor], Tensor] = (
-            PackedLinear(weight, bias)
-            if can_pack(weight.dtype, weight.device)
-            else partial(F.linear, weight=weight, bias=bias)
-        )
+        self._logits: ReadOut = prepare(target.output, weight.dtype)[0]
 
     @property
     def taps(self) -> tuple[int, ...]:

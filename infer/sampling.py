@@ -124,11 +124,7 @@ class Sampler:
         logits: [M, V] of batch rows ``rows`` [M]; positions: [M] of the token to choose; contexts: the M texts before
         it, needed only if ``reads_context``. Returns [M, V], fp32 when greedy and fp64 with noise.
         """
-        scores = logits.float()
-        if self._context:
-            scores = torch.cat([self.in_context(scores[i : i + 1], text) for i, text in enumerate(contexts)])
-        for warper in self._warpers:
-            scores = warper(None, scores)  # type: ignore[arg-type]  # warpers do not read the text
+        scores = self._processed(logits, contexts)
         if self.sampling.greedy:
             return scores
         ids = torch.arange(scores.shape[-1], device=scores.device)
@@ -139,12 +135,7 @@ class Sampler:
 
         logits: [M, V]; contexts: the M texts before the token to choose, needed only if ``reads_context``.
         """
-        scores = logits.float()
-        if self._context:
-            scores = torch.cat([self.in_context(scores[i : i + 1], text) for i, text in enumerate(contexts)])
-        for warper in self._warpers:
-            scores = warper(None, scores)  # type: ignore[arg-type]  # warpers do not read the text
-        return scores.double().softmax(-1)
+        return self._processed(logits, contexts).double().softmax(-1)
 
     def draft_scores(self, texts: Sequence[Tensor], vocab_size: int, root_position: Tensor) -> DraftScores:
         """What draft heads rank candidates by; ``texts`` are the B texts so far, needed only if ``reads_context``.
@@ -155,6 +146,15 @@ class Sampler:
         if self.drafts == "sampled":
             seeds = stream_seeds(self.seeds, DRAWS, root_position)
         return _DraftScores(self, texts, vocab_size, seeds, self.drafts == "sampled" and not self.sampling.greedy)
+
+    def _processed(self, logits: Tensor, contexts: Sequence[Tensor]) -> Tensor:
+        """[M, V] in fp32 after all logits processors."""
+        scores = logits.float()
+        if self._context:
+            scores = torch.cat([self.in_context(scores[i : i + 1], text) for i, text in enumerate(contexts)])
+        for warper in self._warpers:
+            scores = warper(None, scores)  # type: ignore[arg-type]  # warpers do not read the text
+        return scores
 
     def in_context(self, scores: Tensor, text: Tensor) -> Tensor:
         """Scores [n, V] after the processors that read the text, one text [T] for all n rows."""

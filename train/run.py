@@ -142,20 +142,17 @@ def set_up(
     ):
         if needed:
             check_teacher(target, setting)
-    final = config.loss.teacher_weight > 0 or config.loss.regression > 0
     material = gather_material(config, target, say)
     origin = Origin(flat_config(config), material.fingerprint(), target.fingerprint())
     progress, head = _open_heads(config, target, material, checkpoint, origin, say)
-    adapter = None
-    if config.adapter.enabled:
-        kept = None if checkpoint is None else checkpoint / ADAPTER_FOLDER
-        adapter = ending.enter_context(adapter_on(target, config.adapter, kept))
-        say(f"adapter: {sum(p.numel() for _, p in adapter.named_parameters())} weights, trained with the heads")
-    plain, plain_held = (TargetFeatures(target, rows, head.taps, final) for rows in (material.rows, material.held_out))
+    objective = _objective(config, target, head)
+    adapter = _adapter(config, target, checkpoint, ending, say)
+    plain, plain_held = (
+        TargetFeatures(target, rows, head.taps, objective.needs_final) for rows in (material.rows, material.held_out)
+    )
     mode = _keep_features(config, plain, plain_held, progress, accelerator, say)
     features, held_out = (f if adapter is None else AdaptedFeatures(f, adapter) for f in (plain, plain_held))
     optimizer = make_optimizer(head.to(target.device), config.optim, adapter)
-    objective = _objective(config, target, head)
     plan = Plan(tuple(len(row.ids) for row in material.rows), config.batch.rows_per_step, config.seed)
     every_epoch = config.optim.epochs * plan.steps_per_epoch
     if checkpoint is not None:
@@ -184,6 +181,18 @@ def set_up(
         say=say,
     )
     return run, progress or Progress(0, 0, 0, None, mode, origin)
+
+
+def _adapter(
+    config: TrainConfig, target: Target, checkpoint: Path | None, ending: ExitStack, say: Callable[[str], None]
+) -> Adapter | None:
+    """The adapter that is trained with the heads, on the target until ``ending``; None if the target stays as it is."""
+    if not config.adapter.enabled:
+        return None
+    kept = None if checkpoint is None else checkpoint / ADAPTER_FOLDER
+    adapter = ending.enter_context(adapter_on(target, config.adapter, kept))
+    say(f"adapter: {sum(p.numel() for _, p in adapter.named_parameters())} weights, trained with the heads")
+    return adapter
 
 
 def _open_heads(

@@ -235,10 +235,6 @@ class Tree:
         """The nodes by depth 1, 2, ..., D, for filling the tree one level at a time."""
         return _levels(self, device)
 
-    def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Depth and rank of every node as tensors [N], for filling the tree from ranked candidates."""
-        return _depth_and_rank(self, device)
-
 
 def _is_rank_path(path: Sequence[int]) -> bool:
     return len(path) > 0 and all(isinstance(r, int) and not isinstance(r, bool) and r >= 0 for r in path)
@@ -265,11 +261,6 @@ def _constants(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor, Tensor
     parents = torch.tensor([tree.parents], device=device)
     ancestors = ancestor_mask(parents)
     return parents, ancestors.sum(-1) - 1, ancestors
-
-
-@lru_cache(maxsize=256)
-def _depth_and_rank(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.tensor(tree.depths, device=device), torch.tensor(tree.ranks, device=device)
 
 
 @lru_cache(maxsize=256)
