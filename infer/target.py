@@ -20,11 +20,13 @@ from transformers import PreTrainedModel
 
 from ..heads import Output, PackedLinear, TargetFacts, TargetLayers, can_pack, pack_linears
 from .arguments import Arguments, RecordingCache
+from .blocks import Blocks, blocks_of
+from .blocks import forward as blocks_forward
 from .cache import KVCache, LayerSizes
 from .capability import TargetError, check_config
 from .fingerprint import facts_of, model_hash
 from .masks import additive, causal_ancestors, visible_slots
-from .taps import tapped
+from .taps import Tapped, tapped
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,10 @@ class Target:
     """A frozen causal language model that verifies trees.
 
     ``pack`` packs the linear layers of a CPU model in place (see heads/linear.py), which leaves it fit for inference
-    alone. ``adapter_hash`` names the adapter that was merged into the model, if one was. Raises TargetError, naming the
-    cause, for models whose attention cannot follow a tree.
+    alone. Models of Llama's family run through their blocks written out (blocks.py), compared here with the model's own
+    forward, which any other model uses; ``own_blocks=False`` asks for it. ``adapter_hash`` names the adapter that was
+    merged into the model, if one was. Raises TargetError, naming the cause, for models whose attention cannot follow a
+    tree.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class Target:
         *,
         name: str = "",
         pack: bool = False,
+        own_blocks: bool = True,
         adapter_hash: str = "",
     ) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -67,12 +72,18 @@ class Target:
         self.sliding_window = check_config(self.config, self.facts.name)
         if pack and can_pack(self.dtype, self.device):
             pack_linears(model)
-        self.cache_layers = self._probe()
+        self._blocks: Blocks | None = None
+        self.cache_layers = self._probe(blocks_of(model) if own_blocks else None)
 
     @property
     def vocab_size(self) -> int:
         """V, the rows of the model's output layer: it may exceed the tokenizer's vocabulary."""
         return self.facts.vocab_size
+
+    @property
+    def forward_name(self) -> str:
+        """What computes a forward: ``own blocks``, or ``transformers`` for families that are not written out."""
+        return "transformers" if self._blocks is None else "own blocks"
 
     @property
     def cache_argument(self) -> str:
@@ -100,6 +111,10 @@ class Target:
         slots = cache.begin(tokens.shape[1])
         mask = self._mask(visible_slots(cache.lengths, ancestors, slots), positions, cache)
         positions = positions.clamp(max=self.context - 1)  # beyond the context stand only nodes that are never kept
+        if self._blocks is not None:
+            tokens = tokens.to(self.device)
+            logits, states = blocks_forward(self._blocks, tokens, positions, mask, cache, taps, keep)
+            return TargetOutput(logits, Tapped(states).features(taps, tokens, self.dtype))
         arguments: dict[str, Any] = {"attention_mask": mask, "position_ids": positions, "use_cache": True}
         arguments[self._arguments.cache] = cache
         with tapped(self.model.base_model, self._layers, taps) as states:
@@ -161,10 +176,11 @@ class Target:
         return {"full_attention": additive(seen, self.dtype), "sliding_attention": windowed}
 
     @torch.inference_mode()
-    def _probe(self) -> dict[int, LayerSizes]:
+    def _probe(self, blocks: Blocks | None) -> dict[int, LayerSizes]:
         """Asks the model, once, what its layers store and whether its attention follows a tree.
 
-        Three tokens, the third a sibling of the second, must give the logits of their own paths.
+        Three tokens, the third a sibling of the second, must give the logits of their own paths. Takes ``blocks`` for
+        the forward if they give the same logits.
         """
         recorder = RecordingCache()
         first = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
@@ -174,20 +190,26 @@ class Target:
             sizes = recorder.sizes
             tree = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool, device=self.device)
             tokens = torch.tensor([[0, 1, 2]], device=self.device) % self.vocab_size
-            cache = KVCache(sizes, 1, 3, self.dtype, self.device)
             positions = torch.tensor([[0, 1, 1]], device=self.device)
-            sibling = self.forward(tokens, positions, tree, cache).logits[0, 2]
-            cache = KVCache(sizes, 1, 2, self.dtype, self.device)
-            alone = self.forward(tokens[:, ::2], positions[:, :2], tree[:, :2, :2], cache).logits[0, 1]
+
+            def logits(nodes: slice) -> Tensor:
+                n = len(range(3)[nodes])
+                cache = KVCache(sizes, 1, n, self.dtype, self.device)
+                return self.forward(tokens[:, nodes], positions[:, nodes], tree[:, nodes, nodes], cache).logits[0]
+
+            whole, alone = logits(slice(None)), logits(slice(None, None, 2))
         except (TypeError, ValueError, NotImplementedError, RuntimeError, KeyError) as error:
             raise TargetError(f"{self.facts.name}: the model's forward does not take a tree: {error}") from error
         scale = 1e-3 if self.dtype == torch.float32 else 5e-2
-        gap, limit = (sibling - alone).abs().max().item(), scale * max(alone.abs().max().item(), 1.0)
+        gap, limit = (whole[2] - alone[1]).abs().max().item(), scale * max(alone.abs().max().item(), 1.0)
         if gap > limit:  # NaN passes: overflow is reported by the run that meets it
             raise TargetError(
                 f"{self.facts.name}: the attention does not follow a tree of candidates (logits of a branch are off by "
                 f"{gap:.3g}, at most {limit:.3g} expected); it takes positions or masks from elsewhere"
             )
+        self._blocks = blocks
+        if blocks is not None and not (logits(slice(None)) - whole).abs().max().item() <= limit:
+            self._blocks = None  # a model of the family that differs in something
         return sizes
 
 

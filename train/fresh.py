@@ -65,7 +65,10 @@ def fresh_heads(config: TrainConfig, target: Target, rows: Sequence[Encoded], sa
     head = build_head(_shape(config.heads, target, ids, rows), target.layers(), ids)
     if config.heads.kind == "eagle3":
         say(f"tapped layers: {list(head.taps)} of {target.num_layers}")
-    if config.heads.start == "target":
+    if config.heads.start == "target" and config.heads.kind == "eagle":
+        scales = balance_fc(head, target, rows[0].ids)
+        say("started with fc taking in embeddings of size {:.2g} and features of size {:.2g} alike".format(*scales))
+    elif config.heads.start == "target":
         copied = start_from_target(head, target)
         say(f"started from the target's last layer: {', '.join(copied)}")
     return head.to(target.device)
@@ -165,6 +168,25 @@ def start_from_target(head: Head, target: Target) -> list[str]:
         final: Any = target.model.base_model
         module.norm.weight.copy_(final.norm.weight)
     return copied
+
+
+@torch.no_grad()
+def balance_fc(head: Head, target: Target, text: Sequence[int]) -> tuple[float, float]:
+    """Draws an EAGLE-1 head's ``fc`` such that embedding and feature enter it with one size, and gives their two sizes.
+
+    Embeddings are an order of magnitude smaller than features: of columns drawn alike the drafted token is hardly
+    heard. Sizes are root mean squares, of the features those of ``text``, cut to 256 tokens. Of the target's layers
+    nothing is copied: they continue a residual stream, while this layer writes the normed feature.
+    """
+    module: Any = head
+    tokens = torch.tensor([list(text[:256])])
+    features = target.features(tokens, torch.tensor([tokens.shape[1]]), head.taps)
+    scales = [target.layers().embedding.float().pow(2).mean().sqrt(), features.float().pow(2).mean().sqrt()]
+    width = module.fc.out_features
+    nn.init.normal_(module.fc.weight, std=(2 * width) ** -0.5)
+    for half, scale in zip(module.fc.weight.split(width, 1), scales, strict=True):
+        half.div_(scale.to(half.device))
+    return scales[0].item(), scales[1].item()
 
 
 def _last_layer(target: Target) -> nn.Module:

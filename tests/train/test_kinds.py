@@ -19,6 +19,7 @@ RECIPES = {
     "hydra++": "kind=hydra num_heads=3 prefix_layer=true loss.teacher_weight=1",
     "eagle": "kind=eagle loss.teacher_weight=1 loss.token_weight=0.1 loss.regression=1 loss.noise=0.05",
     "hass": "kind=eagle unroll=3 loss.teacher_weight=0.5 loss.regression=0.1",
+    "eagle from the target": "kind=eagle start=target loss.teacher_weight=1",
     "eagle3": "kind=eagle3 unroll=3 tapped_layers=[1,2,3] loss.teacher_weight=1",
     "eagle3.1": "kind=eagle3 unroll=3 fc_norm=true norm_output=true loss.teacher_weight=0.7 loss.soft=lk",
     "eagle3 from the target": "kind=eagle3 unroll=2 start=target loss.teacher_weight=1 loss.soft=lk-hybrid",

@@ -1,0 +1,145 @@
+"""The blocks written out give what the model's own forward gives, logits, features and cache, on every known family."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+
+from treedraft.infer import Target, TargetOutput
+from treedraft.infer.cache import KVCache
+from treedraft.infer.masks import causal_ancestors
+from treedraft.tree import Tree
+
+TREE = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
+LENGTHS = torch.tensor([5, 19, 12])
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 96,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+}
+MIXED = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+MODELS: dict[str, Any] = {
+    "llama": lambda: tf.LlamaConfig(**SIZES),
+    "llama, all heads": lambda: tf.LlamaConfig(**{**SIZES, "num_key_value_heads": 4}, tie_word_embeddings=True),
+    "llama, biases": lambda: tf.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, hidden_act="gelu"),
+    "llama 3 rotations": lambda: tf.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
+    "llama, yarn": lambda: tf.LlamaConfig(**SIZES, rope_parameters=YARN),
+    "mistral, window": lambda: tf.MistralConfig(**SIZES, sliding_window=8),
+    "qwen2": lambda: tf.Qwen2Config(**SIZES),
+    "qwen2, mixed windows": lambda: tf.Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=8, layer_types=MIXED
+    ),
+    "qwen3": lambda: tf.Qwen3Config(**SIZES, head_dim=32),
+}
+OTHERS: dict[str, Any] = {
+    "gemma3": lambda: tf.Gemma3TextConfig(**{**SIZES, "head_dim": 32}, sliding_window=8, query_pre_attn_scalar=32),
+    "smollm3": lambda: tf.SmolLM3Config(**SIZES, bos_token_id=1, eos_token_id=2, pad_token_id=3),
+    "phi3": lambda: tf.Phi3Config(**SIZES, bos_token_id=1, eos_token_id=2, pad_token_id=3),
+}
+
+
+def build(config: Any, attention: str = "sdpa") -> tf.PreTrainedModel:
+    torch.manual_seed(5)
+    model = tf.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
+    with torch.no_grad():  # biases and norms start alike: make them matter
+        for name, weight in model.named_parameters():
+            if name.endswith("bias") or "norm" in name:
+                weight.add_(0.3 * torch.randn(weight.shape))
+    return model
+
+
+@torch.inference_mode()
+def run(target: Target) -> tuple[TargetOutput, KVCache]:
+    """A ragged prefill and a tree behind it."""
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(4, 96, (3, 19), generator=generator)
+    cache = target.new_cache(3, 40)
+    places = torch.arange(19).expand(3, -1)
+    target.forward(tokens, places, causal_ancestors(LENGTHS, 19), cache, keep=LENGTHS[:, None] - 1)
+    cache.append(LENGTHS.tolist())
+    draft = TREE.draft(torch.randint(4, 96, (3, TREE.size), generator=generator))
+    out = target.forward(
+        draft.tokens, LENGTHS[:, None] + draft.depth, draft.ancestors, cache, taps=(1, 3, 4), keep=None
+    )
+    cache.append([1, 1, 1])
+    return out, cache
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_ragged_tree_gives_the_logits_features_and_cache_of_the_model(name: str, pack: bool) -> None:
+    reference = Target(build(MODELS[name]()), own_blocks=False)
+    target = Target(build(MODELS[name]()), pack=pack)
+    assert (target.forward_name, reference.forward_name) == ("own blocks", "transformers")
+    (found, cache), (expected, other) = run(target), run(reference)
+    assert_same(found.logits, expected.logits)
+    assert_same(found.features, expected.features)
+    for row in range(3):
+        for ours, theirs in zip(cache.stored(row), other.stored(row), strict=True):
+            assert_same(ours[0], theirs[0])
+            assert_same(ours[1], theirs[1])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_only_the_logits_that_are_asked_for_are_computed(name: str) -> None:
+    target = Target(build(MODELS[name]()))
+    tokens, keep = torch.arange(4, 16).view(2, 6), torch.tensor([[5, 0], [2, 2]])
+    places, seen = torch.arange(6).expand(2, -1), causal_ancestors(torch.tensor([6, 6]), 6)
+    every = target.forward(tokens, places, seen, target.new_cache(2, 6)).logits
+    some = target.forward(tokens, places, seen, target.new_cache(2, 6), keep=keep).logits
+    assert some.shape == (2, 2, 96)
+    assert_same(some, every[torch.tensor([[0], [1]]), keep])
+
+
+def test_half_precision_stays_near_the_model() -> None:
+    config = MODELS["llama"]()
+    found, expected = (run(Target(build(config).bfloat16(), own_blocks=own))[0].logits for own in (True, False))
+    assert found.dtype == torch.bfloat16
+    exact = run(Target(build(config), own_blocks=False))[0].logits
+    off, usual = ((x.float() - exact).abs().mean().item() for x in (found, expected))
+    assert off < 1.3 * usual
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_family_runs_through_its_own_forward(name: str) -> None:
+    assert Target(build(OTHERS[name]())).forward_name == "transformers"
+
+
+def test_another_attention_runs_through_its_own_forward() -> None:
+    assert Target(build(MODELS["llama"](), attention="eager")).forward_name == "transformers"
+
+
+def test_a_model_that_only_looks_like_the_family_runs_through_its_own_forward() -> None:
+    model: Any = build(MODELS["llama"]())
+    block = model.model.layers[2].mlp
+    block.forward = lambda x: 0.9 * type(block).forward(block, x)
+    target = Target(model)
+    assert target.forward_name == "transformers"
+
+
+def test_no_weight_is_kept_twice() -> None:
+    model = build(MODELS["llama"]())
+    ours = {weight.data_ptr() for weight in model.parameters()}
+    blocks: Any = Target(model)._blocks
+    assert blocks.layers[0].q_proj is model.base_model.layers[0].self_attn.q_proj  # type: ignore[union-attr]
+    assert {layer.mlp_norm.weight.data_ptr() for layer in blocks.layers} <= ours
