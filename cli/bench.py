@@ -161,6 +161,7 @@ def _settings(parts: Parts, request: Request) -> dict[str, Any]:
         "dtype": str(parts.target.dtype).removeprefix("torch."),
         "device": str(parts.target.device),
         "attention": _attention(parts),
+        "forward": parts.target.forward_name,
         **asdict(request.sampling),
     }
 

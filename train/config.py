@@ -107,10 +107,13 @@ class HeadsConfig:
     )
     start: Literal["fresh", "target"] = Field(
         default="fresh",
-        description="eagle, eagle3: weights of the layer: random, or those of the target's last layer where they fit",
+        description="random; or eagle3: the weights of the target's last layer; eagle: embedding and feature enter "
+        "with one size",
     )
     resume_from: str | None = Field(
-        default=None, description="folder of heads of the same shape to train on from; their draft vocabulary is kept"
+        default=None,
+        description="folder of heads of the same shape to train on from; their draft vocabulary is kept, unless the "
+        "output layer is the target's and draft_vocab_size asks for another",
     )
 
 

@@ -91,6 +91,7 @@ def evaluate(
     settings = {
         "target": target.facts.name,
         "dtype": str(target.dtype).removeprefix("torch."),
+        "forward": target.forward_name,
         "head": None if config is None else asdict(config),
         "tree": None if tree is None else tree.to_dict(),
         "sampling": asdict(sampling),

@@ -128,18 +128,29 @@ def _earlier_heads(config: TrainConfig, target: Target, rows: Sequence[Encoded],
     folder = config.heads.resume_from
     assert folder is not None
     head = load_head(folder, target.facts, target.layers())
-    wanted = _shape(config.heads, target, head.draft_ids, rows)
-    if _sizes_of(wanted) != _sizes_of(head.config):
+    ids = head.draft_ids
+    say(f"going on from {folder}")
+    if _free_vocabulary(head) and config.heads.draft_vocab_size != (None if ids is None else len(ids)):
+        ids = _vocabulary(config.heads, target, rows, say)
+    else:
+        say("its draft vocabulary is kept")
+    wanted = _shape(config.heads, target, ids, rows)
+    if _sizes_of(wanted, head) != _sizes_of(head.config, head):
         raise TrainError(f"{folder} holds other heads than heads asks for: {head.config}, expected {wanted}")
-    say(f"going on from {folder}; its draft vocabulary is kept")
-    again = build_head(wanted, target.layers(), head.draft_ids)
+    again = build_head(wanted, target.layers(), ids)
     again.load_state_dict(head.state_dict())
     return again.to(target.device)
 
 
-def _sizes_of(shape: Any) -> dict[str, Any]:
+def _free_vocabulary(head: Head) -> bool:
+    """Whether the draft vocabulary may change: the output layer is the target's, no weight belongs to a token."""
+    return isinstance(head.config, EagleConfig) or getattr(head.config, "output", "own") == "shared"
+
+
+def _sizes_of(shape: Any, head: Head) -> dict[str, Any]:
     """What two configurations must share for the weights of one to fit the other."""
-    return {name: value for name, value in asdict(shape).items() if name not in ("steps", "trained_length")}
+    free = {"steps", "trained_length"} | ({"draft_vocab_size"} if _free_vocabulary(head) else set())
+    return {name: value for name, value in asdict(shape).items() if name not in free}
 
 
 @torch.no_grad()

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from kit.training import Killed, assert_same_weights, config, forty_rows, killed_at, record, ring_text, tiny, write_rows
+from treedraft.data import Encoded
 from treedraft.heads import load_head
 from treedraft.infer import Target
 from treedraft.train import ConfigError, train
+from treedraft.train.fresh import fresh_heads
 from treedraft.train.store import StoreError
 
 RECIPES = {
@@ -135,6 +137,38 @@ def test_training_goes_on_from_earlier_heads_of_the_same_shape(tmp_path: Path, g
     assert reports[0].loss < fresh[0].loss
     with pytest.raises(Exception, match="holds other heads than heads asks for"):
         train(config(forty_rows(tmp_path), tmp_path / "d", *again, "heads.norm_output=true"), gqa)
+
+
+@pytest.mark.parametrize("name", ["eagle", "hydra"])
+def test_heads_that_share_the_targets_output_go_on_with_another_draft_vocabulary(
+    name: str, tmp_path: Path, gqa: Target
+) -> None:
+    first = train(config(forty_rows(tmp_path), tmp_path / "a", *recipe(name), "heads.draft_vocab_size=40"), gqa)
+    again = [*recipe(name), f"heads.resume_from={first.heads}", "optim.max_steps=1", "optim.lr=1e-9"]
+    second = train(config(forty_rows(tmp_path), tmp_path / "b", *again, "heads.draft_vocab_size=70"), gqa)
+    before, after = (load_head(run.heads, gqa.facts, gqa.layers()) for run in (first, second))
+    assert after.draft_ids is not None
+    assert len(after.draft_ids) == 70
+    for weight, kept in zip(after.parameters(), before.parameters(), strict=True):
+        torch.testing.assert_close(weight, kept)
+
+
+def test_heads_with_their_own_output_keep_their_draft_vocabulary(tmp_path: Path, gqa: Target) -> None:
+    first = train(config(forty_rows(tmp_path), tmp_path / "a", *recipe("eagle3"), "heads.draft_vocab_size=40"), gqa)
+    again = [*recipe("eagle3"), f"heads.resume_from={first.heads}", "heads.draft_vocab_size=70", "optim.max_steps=1"]
+    second = train(config(forty_rows(tmp_path), tmp_path / "b", *again), gqa)
+    assert load_head(second.heads, gqa.facts, gqa.layers()).candidates == 40
+
+
+def test_a_balanced_start_lets_embedding_and_feature_enter_with_one_size(tmp_path: Path, gqa: Target) -> None:
+    settings = config(forty_rows(tmp_path), tmp_path / "run", *recipe("eagle from the target"))
+    row = Encoded("a", [7, 20, 33, 41, 60], [0, 0, 1, 1, 1], False)
+    head: Any = fresh_heads(settings, gqa, [row], print)
+    features = gqa.features(torch.tensor([row.ids]), torch.tensor([5]), head.taps)[0]
+    embeddings = gqa.layers().embedding
+    entering = [embeddings @ head.fc.weight[:, :64].T, features @ head.fc.weight[:, 64:].T]
+    sizes = [part.pow(2).mean().sqrt().item() for part in entering]
+    assert sizes == pytest.approx([0.5**0.5] * 2, rel=0.15)
 
 
 def test_settings_of_another_kind_are_all_named(tmp_path: Path, gqa: Target) -> None:
