@@ -69,11 +69,17 @@ class HydraConfig:
             raise HeadError("Hydra heads cannot be built: " + "; ".join(faults))
 
 
-class FirstBlock(nn.Module):
-    """Px + SiLU(Wx + b) from ``parts`` * H to H; at the start W and b are zero and P passes the first H numbers.
+START = 0.25
+"""How much of the target's feature a fresh head passes."""
 
-    A fresh head is therefore the identity on h. P is trained as well: SiLU never falls below -0.28, so without a linear
-    path of the embeddings a head of one block could add to h but hardly take anything away from it.
+
+class FirstBlock(nn.Module):
+    """Px + SiLU(Wx + b) from ``parts`` * H to H; at the start W, b are zero and P passes START of the first H numbers.
+
+    A fresh head gives START * h, that is, softly what the target expected in the root's place: h whole would be sure of
+    a token that stands there already, and unlearning that takes hundreds of steps. P is trained as well: SiLU never
+    falls below -0.28, so without a linear path of the embeddings a head of one block could add to h but hardly take
+    anything away from it.
     """
 
     def __init__(self, size: int, parts: int) -> None:
@@ -83,6 +89,8 @@ class FirstBlock(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
         nn.init.eye_(self.residual.weight)  # [I 0 .. 0]
+        with torch.no_grad():
+            self.residual.weight.mul_(START)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.residual(x) + F.silu(self.linear(x))
@@ -91,7 +99,7 @@ class FirstBlock(nn.Module):
 class PrefixLayer(nn.Module):
     """The decoder layer of Hydra++: reads the normed features, its residual is the features themselves.
 
-    What it adds starts at zero, so that fresh Hydra++ heads are the identity on the target's feature too.
+    What it adds starts at zero, so that fresh Hydra++ heads read the target's feature as it is.
     """
 
     def __init__(self, shape: LayerShape) -> None:

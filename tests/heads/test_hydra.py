@@ -51,15 +51,15 @@ def given(features: Tensor, tokens: Tensor, counts: list[int]) -> Accepted:
 
 @pytest.mark.parametrize("output", ["shared", "own"])
 @pytest.mark.parametrize("layer", [None, LAYER])
-def test_fresh_heads_are_the_identity_on_the_feature(model: Target, layer: LayerShape | None, output: str) -> None:
+def test_fresh_heads_pass_a_quarter_of_the_feature(model: Target, layer: LayerShape | None, output: str) -> None:
     sizes = {"hidden_size": 64, "vocab_size": 96, "num_target_layers": 4}
     head = build_head(HydraConfig(3, num_layers=2, output=output, layer=layer, **sizes), model.layers())  # type: ignore[arg-type]
     features, tokens, rows = text()
-    assert torch.equal(head.predict(features, tokens, rows), features[rows].expand(3, -1, -1))
+    assert torch.equal(head.predict(features, tokens, rows), 0.25 * features[rows].expand(3, -1, -1))
     drafter: Any = head.for_decoding(torch.float32)
     logits, _, _ = drafter.begin(given(features, tokens, [12, 7]), None)
     last = torch.stack([features[0, 11], features[1, 6]])
-    torch.testing.assert_close(logits[:, 0], F.linear(last, model.output_layer().weight), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits[:, 0], F.linear(0.25 * last, model.output_layer().weight), atol=1e-4, rtol=1e-4)
 
 
 def test_every_block_has_weights_of_its_own(model: Target) -> None:
