@@ -17,6 +17,7 @@ import typer
 
 from treedraft.heads import load_head, save_head
 from treedraft.infer import load_target
+from treedraft.tree import parse_tree, save_tree
 
 CARD = """# {kind} heads for {target}
 
@@ -53,11 +54,14 @@ def main(
     evaluation: Annotated[list[Path], typer.Option(help="Results of treedraft evaluate --json.")],
     notes: Annotated[str, typer.Option(help="Data, steps, time.")],
     target: Annotated[str, typer.Option(help="The target they were trained for.")] = "smollm2-135m",
+    tree: Annotated[str | None, typer.Option(help="The tree that decodes with them unless told otherwise.")] = None,
 ) -> None:
-    """Writes config.json, heads.safetensors and README.md into OUT."""
+    """Writes config.json, heads.safetensors, README.md and, if a tree is named, tree.json into OUT."""
     model = load_target(target, pack=False)
     head = load_head(heads, model.facts, model.layers())
     save_head(head, out, model.facts, torch.bfloat16)
+    if tree is not None:
+        save_tree(parse_tree(tree, head.depth), out / "tree.json")
     card = CARD.format(
         kind=head.config.kind,
         target=target,

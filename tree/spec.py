@@ -1,6 +1,7 @@
 """Trees by name and in files: ``chain:4``, ``best:8``, ``dynamic:16``, or a JSON file of rank paths.
 
-A tree file is ``{"paths": [[0], [0, 0], [1]]}``, the root left out.
+A tree file is ``{"paths": [[0], [0, 0], [1]]}``, the root left out, or a tree to grow,
+``{"dynamic": {"nodes": 8, "depth": 4, "width": 3}}``.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def parse_tree(spec: str, heads: int) -> Shape:
 
     ``chain:4``: 4 drafted nodes in a row. ``best:8``: 8 nodes with the root, in a fixed order of merit.
     ``dynamic:16`` or ``dynamic:16:5:8``: 16 nodes with the root, grown anew at each step, at most 5 deep, asking the 8
-    best nodes of a level for 8 candidates each. Else a JSON file of rank paths.
+    best nodes of a level for 8 candidates each. Else a tree file.
 
     Raises TreeError with the accepted forms if the name is not one of them.
     """
@@ -72,7 +73,7 @@ def parse_tree(spec: str, heads: int) -> Shape:
     if not Path(spec).is_file():
         raise TreeError(
             f"no tree called {spec!r}: expected chain:LENGTH, best:NODES, dynamic:NODES[:DEPTH[:WIDTH]] or a JSON file "
-            "of rank paths"
+            "with paths or dynamic"
         )
     return load_tree(spec)
 
@@ -83,25 +84,37 @@ def _dynamic_sizes(numbers: Sequence[int], heads: int) -> tuple[int, int]:
     return depth, numbers[2] if len(numbers) > 2 else min(DYNAMIC_WIDTH, max(1, numbers[0] - 1))
 
 
-def load_tree(path: str | Path) -> Tree:
-    """Reads ``{"paths": [...]}``. Raises TreeError naming the file."""
+def load_tree(path: str | Path) -> Shape:
+    """Reads a tree file. Raises TreeError naming the file."""
     try:
         content = json.loads(Path(path).read_text())
     except json.JSONDecodeError as error:
         raise TreeError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict) or set(content) != {"paths"} or not isinstance(content["paths"], list):
-        raise TreeError(f'{path} is not a tree file: expected {{"paths": [[0], [0, 0], ...]}}')
-    if not all(isinstance(p, list) for p in content["paths"]):
-        raise TreeError(f"{path}: every path must be a list of ranks")
     try:
-        return Tree.from_paths(content["paths"])
+        match content:
+            case {"paths": [*paths], **others} if not others:
+                if not all(isinstance(p, list) for p in paths):
+                    raise TreeError("every path must be a list of ranks")
+                return Tree.from_paths(paths)
+            case {"dynamic": {"nodes": int(nodes), "depth": int(depth), "width": int(width), **more}, **others} if not (
+                more or others
+            ):
+                return DynamicTree(nodes, depth, width)
     except TreeError as error:
         raise TreeError(f"{path}: {error}") from error
+    raise TreeError(
+        f'{path} is not a tree file: expected {{"paths": [[0], [0, 0], ...]}} or '
+        '{"dynamic": {"nodes": 8, "depth": 4, "width": 3}}'
+    )
 
 
-def save_tree(tree: Tree, path: str | Path) -> None:
-    """Writes the rank paths, atomically."""
-    write_atomically(json.dumps({"paths": [list(p) for p in tree.paths[1:]]}) + "\n", Path(path))
+def save_tree(tree: Shape, path: str | Path) -> None:
+    """Writes a tree file, atomically."""
+    if isinstance(tree, DynamicTree):
+        content: dict[str, object] = {"dynamic": {"nodes": tree.size, "depth": tree.depth, "width": tree.width}}
+    else:
+        content = {"paths": [list(p) for p in tree.paths[1:]]}
+    write_atomically(json.dumps(content) + "\n", Path(path))
 
 
 def _product(acceptance: Sequence[Sequence[float]], path: Sequence[int]) -> float:

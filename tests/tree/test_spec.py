@@ -1,9 +1,10 @@
 import itertools
+import json
 from pathlib import Path
 
 import pytest
 
-from treedraft.tree import Tree, TreeError, best_tree, default_tree, load_tree, parse_tree, save_tree
+from treedraft.tree import DynamicTree, Tree, TreeError, best_tree, default_tree, load_tree, parse_tree, save_tree
 
 ACCEPTANCE = [[0.6, 0.2, 0.1], [0.5, 0.25, 0.05]]
 
@@ -52,9 +53,20 @@ def test_a_tree_file_holds_rank_paths_and_reads_back_equal(tmp_path: Path) -> No
     assert [p.name for p in tmp_path.iterdir()] == ["tree.json"]
 
 
+def test_a_tree_file_may_name_a_tree_that_grows(tmp_path: Path) -> None:
+    tree = DynamicTree(8, 4, 3)
+    save_tree(tree, tmp_path / "tree.json")
+    assert json.loads((tmp_path / "tree.json").read_text()) == {"dynamic": {"nodes": 8, "depth": 4, "width": 3}}
+    assert parse_tree(str(tmp_path / "tree.json"), heads=4) == tree
+
+
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
+        ('{"dynamic": {"nodes": 8, "depth": 4}}', "is not a tree file"),
+        ('{"dynamic": {"nodes": 8, "depth": 4, "width": "3"}}', "is not a tree file"),
+        ('{"dynamic": {"nodes": 8, "depth": 4, "width": 3}, "paths": [[0]]}', "is not a tree file"),
+        ('{"dynamic": {"nodes": 0, "depth": 4, "width": 3}}', "nodes|size must be at least 1"),
         ("[[0]]", "is not a tree file"),
         ('{"paths": [[0]], "extra": 1}', "is not a tree file"),
         ("{", "is not JSON"),
