@@ -1,22 +1,29 @@
 """Makes a folder of heads fit to be shipped: weights in bf16, and a card with what was measured.
 
-    python examples/ship.py runs/eagle3/best/heads examples/smollm2-135m/eagle3 --run run.yaml \
+    python examples/ship.py runs/eagle3/best/heads examples/smollm2-135m/eagle3 \
         --evaluation eagle3.json --notes "how it was trained, in a sentence or two"
 
-EVALUATION is what ``treedraft evaluate --json`` wrote for these heads; more than one may be given (greedy, sampled).
+The first time without --evaluation, since what is evaluated should be what is shipped; then again with the results.
+OUT holds the configurations that trained them, train-1.yaml and further ones that went on from there. EVALUATION is
+what ``treedraft evaluate --json`` wrote for these heads; more than one may be given (greedy, sampled).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 
-from treedraft.heads import load_head, save_head
-from treedraft.infer import load_target
+from treedraft.data import prepare, read_rows
+from treedraft.heads import Head, build_head, load_head, save_head
+from treedraft.infer import Target, load_target
 from treedraft.tree import parse_tree, save_tree
 
 CARD = """# {kind} heads for {target}
@@ -38,27 +45,31 @@ Tokens for each forward of the target, by decoding (plain decoding is 1.00).
 ## To reproduce
 
 ```
-treedraft train {run}
+{commands}
 ```
 
-```yaml
-{settings}
-```
+with `answers.jsonl` made by `treedraft distill`; other answers give other figures.
 """
 
 
 def main(
     heads: Path,
     out: Path,
-    run: Annotated[Path, typer.Option(help="The YAML file that trained them.")],
-    evaluation: Annotated[list[Path], typer.Option(help="Results of treedraft evaluate --json.")],
     notes: Annotated[str, typer.Option(help="Data, steps, time.")],
+    evaluation: Annotated[list[Path] | None, typer.Option(help="Results of treedraft evaluate --json.")] = None,
     target: Annotated[str, typer.Option(help="The target they were trained for.")] = "smollm2-135m",
     tree: Annotated[str | None, typer.Option(help="The tree that decodes with them unless told otherwise.")] = None,
+    keep: Annotated[
+        int | None, typer.Option(help="Ship only so many draftable tokens, the most frequent ones.")
+    ] = None,
+    answers: Annotated[Path | None, typer.Option(help="With --keep: the answers they are counted in.")] = None,
 ) -> None:
     """Writes config.json, heads.safetensors, README.md and, if a tree is named, tree.json into OUT."""
     model = load_target(target, pack=False)
     head = load_head(heads, model.facts, model.layers())
+    if keep is not None and answers is not None:
+        rows, _ = prepare(read_rows(answers), model.tokenizer, 1024, "all")
+        head = with_fewer_tokens(head, keep, [t for row in rows for t in compress(row.ids, row.mask)], model)
     save_head(head, out, model.facts, torch.bfloat16)
     if tree is not None:
         save_tree(parse_tree(tree, head.depth), out / "tree.json")
@@ -69,11 +80,23 @@ def main(
         parameters=sum(weight.numel() for weight in head.state_dict().values()),
         megabytes=(out / "heads.safetensors").stat().st_size / 1e6,
         folder=out,
-        tables="\n\n".join(_table(json.loads(path.read_text())) for path in evaluation),
-        run=run.name,
-        settings=run.read_text().strip(),
+        tables="\n\n".join(_table(json.loads(path.read_text())) for path in evaluation or ()),
+        commands="\n".join(f"treedraft train {run}" for run in sorted(out.glob("train-*.yaml"))),
     )
     (out / "README.md").write_text(card)
+
+
+def with_fewer_tokens(head: Any, size: int, supervised: Sequence[int], target: Target) -> Head:
+    """The heads on the ``size`` ids of their draft vocabulary that are most frequent; end and special tokens stay."""
+    ids: Tensor = head.draft_ids
+    counts = torch.bincount(torch.tensor(supervised), minlength=target.vocab_size)[ids]
+    always = torch.tensor(sorted({*target.end_ids, *target.tokenizer.all_special_ids}))
+    counts[torch.isin(ids, always)] = len(supervised) + 1
+    kept = counts.sort(descending=True, stable=True).indices[:size].sort().values
+    fewer = build_head(replace(head.config, draft_vocab_size=size), target.layers(), ids[kept])
+    rows = {name: weight[kept] if len(weight) == len(ids) else weight for name, weight in head.state_dict().items()}
+    fewer.load_state_dict(rows)
+    return fewer
 
 
 def _table(found: dict[str, Any]) -> str:
