@@ -9,7 +9,7 @@ from .fill import Steps, fill
 from .hybrid import Hybrid, HybridConfig, only_dynamic
 from .hydra import Hydra, HydraConfig
 from .layer import LayerShape
-from .linear import PackedLinear, can_pack, pack_linears
+from .linear import PackedLinear, PackedPart, can_pack, pack_linears, pack_together
 from .medusa import Medusa, MedusaConfig
 from .ngram import NGram, NGramConfig
 from .none import NoHead
@@ -43,6 +43,7 @@ __all__ = [
     "NoHead",
     "Output",
     "PackedLinear",
+    "PackedPart",
     "Recycling",
     "RecyclingConfig",
     "Steps",
@@ -58,5 +59,6 @@ __all__ = [
     "load_head",
     "only_dynamic",
     "pack_linears",
+    "pack_together",
     "save_head",
 ]

@@ -6,6 +6,8 @@ nodes costs little more than one over a single node, which is what makes a small
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +32,47 @@ class PackedLinear(nn.Module):
     @property
     def bias(self) -> Tensor | None:
         return self._bias
+
+
+class PackedPart(nn.Module):
+    """The outputs ``start`` to ``end`` of a PackedLinear that several layers of one input share.
+
+    A caller that knows the others multiplies by ``whole`` once; on its own a part computes the whole and keeps its own.
+    """
+
+    def __init__(self, whole: PackedLinear, start: int, end: int) -> None:
+        super().__init__()
+        self._whole = (whole,)  # a tuple: the shared layer is no module of any one part
+        self._range = slice(start, end)
+
+    @property
+    def whole(self) -> PackedLinear:
+        return self._whole[0]
+
+    @property
+    def width(self) -> int:
+        """Its own outputs."""
+        return self._range.stop - self._range.start
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., end - start]."""
+        return self.whole(x)[..., self._range]
+
+    def dense_weight(self) -> Tensor:
+        return self.whole.dense_weight()[self._range]
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.whole.bias is None else self.whole.bias[self._range]
+
+
+def pack_together(linears: Sequence[nn.Linear]) -> list[PackedPart]:
+    """Linear layers of one input, all with biases or all without, packed as one; a part for each, in their order."""
+    biases = [linear.bias for linear in linears if linear.bias is not None]
+    assert len(biases) in (0, len(linears))
+    whole = PackedLinear(torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None)
+    ends = torch.tensor([linear.out_features for linear in linears]).cumsum(0).tolist()
+    return [PackedPart(whole, end - linear.out_features, end) for linear, end in zip(linears, ends, strict=True)]
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

@@ -5,14 +5,15 @@ k rows of logits that are read   V vocabulary   F feature width
 
 On a CPU a forward over a few tokens spends a fifth of its time between the matrix products: casts, small copies,
 calls. Here a norm is one operation, both rotations are one, and nothing is asked of the configuration on the way. The
-weights are the model's own modules, whatever stands in them (packed, with an adapter); no tensor is kept twice. The
+weights are the model's own modules, whatever stands in them (packed, with an adapter); no tensor is kept twice. Packed
+layers that read the same rows are one product. The
 model's own forward stays the reference: ``Target`` compares the two when it is made and falls back to the model's where
 they differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,48 +22,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..heads import PackedPart, pack_together
 from .cache import KVCache
-
-Layer = Callable[[Tensor], Tensor]
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 """Families whose decoder layer is what ``Block`` says: root-mean-square norms before, rotary halves, a gated MLP."""
 
+QKV = ("q_proj", "k_proj", "v_proj")
+GATE_UP = ("gate_proj", "up_proj")
 HEAD_NORMS = ("q_norm", "k_norm")
 """Norms over each head, which Qwen3 has."""
 
 
 @dataclass(frozen=True)
 class Norm:
-    weight: Tensor
-    eps: float
-
-    @staticmethod
-    def of(module: Any) -> Norm:
-        return Norm(module.weight.detach(), module.variance_epsilon)
+    module: Any
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        weight: Tensor = self.module.weight
+        return F.rms_norm(x, weight.shape, weight, self.module.variance_epsilon)
 
 
 @dataclass(frozen=True)
 class Block:
-    """One decoder layer, made of the model's modules."""
+    """One decoder layer: the model's modules, asked anew each time, since an adapter may come to stand in them."""
 
     attention_norm: Norm
-    q_proj: Layer
-    k_proj: Layer
-    v_proj: Layer
+    attention: Any
     q_norm: Norm | None
     k_norm: Norm | None
-    o_proj: Layer
     mlp_norm: Norm
-    gate_proj: Layer
-    up_proj: Layer
-    down_proj: Layer
-    activation: Layer
-    head_size: int
-    scale: float
+    mlp: Any
     mask: str
     """Which mask it takes where layers of two kinds are mixed."""
 
@@ -71,11 +61,10 @@ class Block:
 class Blocks:
     """A whole model of the family."""
 
-    embed: nn.Module
-    rotary: Callable[..., tuple[Tensor, Tensor]]
+    model: Any
+    body: Any
     layers: tuple[Block, ...]
     norm: Norm
-    output: Layer
 
 
 def blocks_of(model: PreTrainedModel) -> Blocks | None:
@@ -88,8 +77,18 @@ def blocks_of(model: PreTrainedModel) -> Blocks | None:
         return None
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(body.layers)
     layers = tuple(_block(layer, kind) for layer, kind in zip(body.layers, kinds, strict=True))
-    output: Any = model.get_output_embeddings()
-    return Blocks(body.embed_tokens, body.rotary_emb, layers, Norm.of(body.norm), output)
+    return Blocks(model, body, layers, Norm(body.norm))
+
+
+def pack_sides(model: PreTrainedModel) -> None:
+    """Packs the layers that stand side by side in a model of a known family together, in place."""
+    body: Any = model.base_model
+    for layer in body.layers:
+        for module, names in ((layer.self_attn, QKV), (layer.mlp, GATE_UP)):
+            linears = [getattr(module, name) for name in names]
+            if all(type(linear) is nn.Linear for linear in linears):
+                for name, part in zip(names, pack_together(linears), strict=True):
+                    setattr(module, name, part)
 
 
 def forward(
@@ -106,8 +105,25 @@ def forward(
     tokens, positions: [B, n]; mask: additive [B, 1, n, S], or one for each kind of layer. Keys and values go into
     ``cache``. A tap is the state that enters the layer of that id; the number of layers names the final norm's output.
     """
-    state = blocks.embed(tokens)  # [B, n, H]
-    cos, sin = blocks.rotary(state, position_ids=positions)  # [B, n, d]
+    last = len(blocks.layers)
+    states = run_layers(blocks, tokens, positions, mask, cache, {*taps, last})
+    state = states[last]
+    if keep is not None:
+        state = state[torch.arange(len(state), device=state.device)[:, None], keep]
+    return blocks.model.get_output_embeddings()(state), states
+
+
+def run_layers(
+    blocks: Blocks,
+    tokens: Tensor,
+    positions: Tensor,
+    mask: Tensor | dict[str, Tensor],
+    cache: KVCache | None,
+    taps: Collection[int],
+) -> dict[int, Tensor]:
+    """The states [B, n, H] by the ids ``taps``; nothing beyond the last of them is computed. Arguments as above."""
+    state = blocks.body.embed_tokens(tokens)  # [B, n, H]
+    cos, sin = blocks.body.rotary_emb(state, position_ids=positions)  # [B, n, d]
     half = cos.shape[-1] // 2
     sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
     cos, sin = cos[:, :, None], sin[:, :, None]
@@ -115,51 +131,48 @@ def forward(
     for index, block in enumerate(blocks.layers):
         if index in taps:
             states[index] = state
+            if index == max(taps):
+                return states
         seen = mask if isinstance(mask, Tensor) else mask[block.mask]
         state = state + _attend(block, index, block.attention_norm(state), cos, sin, seen, cache)
-        x = block.mlp_norm(state)
-        state = state + block.down_proj(block.activation(block.gate_proj(x)) * block.up_proj(x))
-    state = blocks.norm(state)
-    states[len(blocks.layers)] = state
-    if keep is not None:
-        state = state[torch.arange(len(state), device=state.device)[:, None], keep]
-    return blocks.output(state), states
+        gate, up = _side_by_side(block.mlp, GATE_UP, block.mlp_norm(state))
+        state = state + block.mlp.down_proj(block.mlp.act_fn(gate) * up)
+    states[len(blocks.layers)] = blocks.norm(state)
+    return states
 
 
-def _attend(block: Block, index: int, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: KVCache) -> Tensor:
+def _attend(
+    block: Block, index: int, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor, cache: KVCache | None
+) -> Tensor:
     """Attention's output [B, n, H] from normed states [B, n, H]."""
-    heads = (*x.shape[:2], -1, block.head_size)
-    queries, keys, values = block.q_proj(x).view(heads), block.k_proj(x).view(heads), block.v_proj(x).view(heads)
+    attention = block.attention
+    heads = (*x.shape[:2], -1, attention.head_dim)
+    queries, keys, values = (part.view(heads) for part in _side_by_side(attention, QKV, x))
     if block.q_norm is not None and block.k_norm is not None:
         queries, keys = block.q_norm(queries), block.k_norm(keys)
     both = torch.cat([queries, keys], 2)  # [B, n, h + g, d]
-    both = torch.addcmul(both * cos, both.roll(block.head_size // 2, -1), sin)
+    both = torch.addcmul(both * cos, both.roll(attention.head_dim // 2, -1), sin)
     queries, keys = both.split([queries.shape[2], keys.shape[2]], 2)
-    held = cache.update(keys.transpose(1, 2), values.transpose(1, 2), index)  # [B, g, S, d] both
+    held = keys.transpose(1, 2), values.transpose(1, 2)  # [B, g, n, d] both
+    if cache is not None:
+        held = cache.update(*held, index)  # [B, g, S, d]
     grouped = queries.shape[2] != keys.shape[2]
     found = F.scaled_dot_product_attention(
-        queries.transpose(1, 2), *held, attn_mask=mask, scale=block.scale, enable_gqa=grouped
+        queries.transpose(1, 2), *held, attn_mask=mask, scale=attention.scaling, enable_gqa=grouped
     )
-    return block.o_proj(found.transpose(1, 2).flatten(2))
+    return attention.o_proj(found.transpose(1, 2).flatten(2))
+
+
+def _side_by_side(module: nn.Module, names: Sequence[str], x: Tensor) -> Sequence[Tensor]:
+    """What the module's layers of these names make of the same rows: one product where they are packed together."""
+    layers: list[Any] = [getattr(module, name) for name in names]
+    if not all(isinstance(layer, PackedPart) for layer in layers):
+        return [layer(x) for layer in layers]
+    return layers[0].whole(x).split([layer.width for layer in layers], -1)
 
 
 def _block(layer: Any, kind: str) -> Block:
-    attention, mlp = layer.self_attn, layer.mlp
-    q_norm, k_norm = (Norm.of(getattr(attention, name)) if hasattr(attention, name) else None for name in HEAD_NORMS)
-    return Block(
-        Norm.of(layer.input_layernorm),
-        attention.q_proj,
-        attention.k_proj,
-        attention.v_proj,
-        q_norm,
-        k_norm,
-        attention.o_proj,
-        Norm.of(layer.post_attention_layernorm),
-        mlp.gate_proj,
-        mlp.up_proj,
-        mlp.down_proj,
-        mlp.act_fn,
-        attention.head_dim,
-        attention.scaling,
-        kind,
-    )
+    attention = layer.self_attn
+    q_norm, k_norm = (Norm(getattr(attention, name)) if hasattr(attention, name) else None for name in HEAD_NORMS)
+    norms = Norm(layer.input_layernorm), Norm(layer.post_attention_layernorm)
+    return Block(norms[0], attention, q_norm, k_norm, norms[1], layer.mlp, kind)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..heads import PackedLinear, TargetFacts
+from ..heads import PackedLinear, PackedPart, TargetFacts
 
 
 def facts_of(
@@ -35,7 +35,7 @@ def model_hash(model: torch.nn.Module) -> str:
     digest = hashlib.sha256()
     tensors = dict(model.state_dict())
     for name, module in model.named_modules():
-        if isinstance(module, PackedLinear):
+        if isinstance(module, PackedLinear | PackedPart):
             tensors[f"{name}.weight"] = module.dense_weight()
     for name in sorted(tensors):
         digest.update(name.encode())

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ..heads import Output, PackedLinear, TargetFacts, TargetLayers, can_pack, pack_linears
 from .arguments import Arguments, RecordingCache
-from .blocks import Blocks, blocks_of
+from .blocks import Blocks, blocks_of, pack_sides, run_layers
 from .blocks import forward as blocks_forward
 from .cache import KVCache, LayerSizes
 from .capability import TargetError, check_config
@@ -70,10 +70,12 @@ class Target:
         self.context: int = getattr(self.config, "max_position_embeddings", None) or 2**31 - 1
         self.end_ids = _end_ids(model, tokenizer)
         self.sliding_window = check_config(self.config, self.facts.name)
-        if pack and can_pack(self.dtype, self.device):
-            pack_linears(model)
         self._blocks: Blocks | None = None
         self.cache_layers = self._probe(blocks_of(model) if own_blocks else None)
+        if pack and can_pack(self.dtype, self.device):
+            if self._blocks is not None:
+                pack_sides(model)
+            pack_linears(model)
 
     @property
     def vocab_size(self) -> int:
@@ -127,19 +129,25 @@ class Target:
 
         Raises TargetError naming layer, dtype and rows if a real position's features are not finite.
         """
-        return self.features_with_gradient(tokens, lengths, taps)
+        return self._features(tokens, lengths, taps, self._blocks)
 
     def features_with_gradient(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> Tensor:
         """``features`` that lead back to what can be trained inside the model: an adapter that it carries."""
+        return self._features(tokens, lengths, taps, None)
+
+    def _features(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int], blocks: Blocks | None) -> Tensor:
         batch, width = tokens.shape
         tokens = tokens.to(self.device)
         lengths = lengths.to(self.device)
         positions = torch.arange(width, device=self.device).expand(batch, -1)
         causal = causal_ancestors(torch.full_like(lengths, width), width)
         mask = self._mask(causal, positions, None)
-        body: Any = self.model.base_model
-        with tapped(body, self._layers, taps) as states:
-            body(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
+        if blocks is not None:
+            states = Tapped(run_layers(blocks, tokens, positions, mask, None, taps))
+        else:
+            body: Any = self.model.base_model
+            with tapped(body, self._layers, taps) as states:
+                body(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False)
         features = states.features(taps, tokens, self.dtype)
         real = positions < lengths[:, None]
         broken = (~torch.isfinite(features).all(-1) & real).any(-1)

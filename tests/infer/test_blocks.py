@@ -7,6 +7,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+from treedraft.heads import PackedPart
 from treedraft.infer import Target, TargetOutput
 from treedraft.infer.cache import KVCache
 from treedraft.infer.masks import causal_ancestors
@@ -137,9 +138,43 @@ def test_a_model_that_only_looks_like_the_family_runs_through_its_own_forward() 
     assert target.forward_name == "transformers"
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_layers_still_serve_the_models_own_forward(name: str) -> None:
+    packed, plain = Target(build(MODELS[name]()), pack=True), Target(build(MODELS[name]()), own_blocks=False)
+    tokens = torch.arange(4, 16).view(2, 6)
+    with torch.inference_mode():
+        assert_same(packed.model(tokens).logits, plain.model(tokens).logits)
+    assert packed.fingerprint() == Target(build(MODELS[name]()), pack=True, own_blocks=False).fingerprint()
+
+
+@pytest.mark.parametrize("taps", [(0, 2), (3,), (1, 4)])
+@pytest.mark.parametrize("name", MODELS)
+def test_features_for_training_are_those_of_the_model(name: str, taps: tuple[int, ...]) -> None:
+    tokens, lengths = torch.arange(4, 28).view(2, 12), torch.tensor([12, 7])
+    ours, theirs = (Target(build(MODELS[name]()), own_blocks=own).features(tokens, lengths, taps) for own in (1, 0))
+    assert_same(ours[0], theirs[0])
+    assert_same(ours[1, :7], theirs[1, :7])
+
+
+def test_a_layer_that_takes_anothers_place_later_is_used() -> None:
+    target = Target(build(MODELS["llama"]()))
+    model: Any = target.model
+    before = run(target)[0].logits
+    model.model.layers[1].mlp.down_proj = torch.nn.Linear(96, 64, bias=False)
+    model.model.layers[2].input_layernorm.weight.data = torch.full((64,), 0.5)
+    changed = run(target)[0].logits
+    assert (changed - before).abs().max() > 0.1
+    reference = Target(model, own_blocks=False)
+    assert_same(changed, run(reference)[0].logits)
+
+
 def test_no_weight_is_kept_twice() -> None:
-    model = build(MODELS["llama"]())
-    ours = {weight.data_ptr() for weight in model.parameters()}
-    blocks: Any = Target(model)._blocks
-    assert blocks.layers[0].q_proj is model.base_model.layers[0].self_attn.q_proj  # type: ignore[union-attr]
-    assert {layer.mlp_norm.weight.data_ptr() for layer in blocks.layers} <= ours
+    model: Any = build(MODELS["llama"]())
+    weights = sum(weight.numel() for weight in model.parameters())
+    Target(model, pack=True)
+    layer = model.base_model.layers[0]
+    assert layer.mlp.gate_proj.whole is layer.mlp.up_proj.whole
+    assert layer.self_attn.q_proj.whole is layer.self_attn.v_proj.whole
+    packed = [m.whole if isinstance(m, PackedPart) else m for m in model.modules() if hasattr(m, "dense_weight")]
+    held = sum(whole.dense_weight().numel() for whole in {id(m): m for m in packed}.values())
+    assert held + sum(weight.numel() for weight in model.parameters()) == weights
