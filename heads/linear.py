@@ -68,7 +68,7 @@ class PackedPart(nn.Module):
 
 def pack_together(linears: Sequence[nn.Linear]) -> list[PackedPart]:
     """Linear layers of one input, all with biases or all without, packed as one; a part for each, in their order."""
-    biases = [linear.bias for linear in linears if linear.bias is not None]
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears))
     whole = PackedLinear(torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None)
     ends = torch.tensor([linear.out_features for linear in linears]).cumsum(0).tolist()

@@ -151,7 +151,9 @@ def test_packed_layers_still_serve_the_models_own_forward(name: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_features_for_training_are_those_of_the_model(name: str, taps: tuple[int, ...]) -> None:
     tokens, lengths = torch.arange(4, 28).view(2, 12), torch.tensor([12, 7])
-    ours, theirs = (Target(build(MODELS[name]()), own_blocks=own).features(tokens, lengths, taps) for own in (1, 0))
+    ours, theirs = (
+        Target(build(MODELS[name]()), own_blocks=own).features(tokens, lengths, taps) for own in (True, False)
+    )
     assert_same(ours[0], theirs[0])
     assert_same(ours[1, :7], theirs[1, :7])
 
