@@ -1,16 +1,19 @@
 """On SmolLM2-135M-Instruct in fp32: drafts change no token, sampled or greedy, alone or in a ragged batch."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from kit import compare, random_heads
 from treedraft.data import render_prompt
-from treedraft.heads import Drafter, Medusa
-from treedraft.infer import SMOLLM2, Sampling, Target, autoregressive, complete, load_model, load_target
-from treedraft.tree import Tree
+from treedraft.heads import Drafter, Medusa, load_head
+from treedraft.infer import SMOLLM2, Run, Sampling, Target, autoregressive, complete, load_model, load_target
+from treedraft.tree import Tree, parse_tree
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
+SHIPPED = Path(__file__).parents[2] / "examples" / "smollm2-135m"
 QUESTIONS = [
     "Name the planets.",
     "Write a short poem about a kettle that sings.",
@@ -72,3 +75,16 @@ def test_greedy_text_of_a_real_model_is_hugging_faces(smollm2: Target, heads: Me
     found = complete(smollm2, [prompt], head=heads, tree=TREE, max_new_tokens=TOKENS)[0]
     result = compare(smollm2, prompt, theirs[0, len(prompt) :].tolist(), found.ids, Sampling(), 0)
     assert result.equal or result.near_tie is not None
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle", "eagle3"])
+def test_heads_that_are_shipped_draft_well_and_change_no_token(smollm2: Target, kind: str) -> None:
+    head = load_head(SHIPPED / kind, smollm2.facts, smollm2.layers()).for_decoding(torch.float32)
+    prompts = [render_prompt(smollm2.tokenizer, [{"role": "user", "content": q}]) for q in QUESTIONS[:3]]
+    plain = complete(smollm2, prompts, max_new_tokens=32)
+    run = Run()
+    found = complete(smollm2, prompts, head=head, tree=parse_tree("dynamic:16", head.depth), max_new_tokens=32, run=run)
+    for prompt, expected, answer in zip(prompts, plain, found, strict=True):
+        result = compare(smollm2, prompt, expected.ids, answer.ids, Sampling(), 0)
+        assert result.equal or result.near_tie is not None
+    assert run.stats.tau > 1.4
