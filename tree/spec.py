@@ -21,6 +21,7 @@ RANK_SHARE = (0.40, 0.12, 0.07, 0.05, 0.035, 0.025, 0.02, 0.015)
 DEPTH_SHARE = (1.0, 0.5)
 
 DYNAMIC_DEPTH, DYNAMIC_WIDTH = 6, 8
+"""Of a dynamic tree: most levels, and least width where its nodes allow it."""
 
 
 def best_tree(acceptance: Sequence[Sequence[float]], size: int) -> Tree:
@@ -79,9 +80,13 @@ def parse_tree(spec: str, heads: int) -> Shape:
 
 
 def _dynamic_sizes(numbers: Sequence[int], heads: int) -> tuple[int, int]:
-    """Depth and width: as given, else no deeper than the heads, and no wider than the nodes could use."""
+    """Depth and width: as given, else no deeper than the heads, and as wide as half the nodes, 8 if they suffice.
+
+    32 nodes keep more of the text 16 wide than 8 wide, and hardly more beyond (docs/log.md).
+    """
     depth = numbers[1] if len(numbers) > 1 else min(heads, DYNAMIC_DEPTH, max(1, numbers[0] - 1))
-    return depth, numbers[2] if len(numbers) > 2 else min(DYNAMIC_WIDTH, max(1, numbers[0] - 1))
+    wide = min(max(DYNAMIC_WIDTH, numbers[0] // 2), max(1, numbers[0] - 1))
+    return depth, numbers[2] if len(numbers) > 2 else wide
 
 
 def load_tree(path: str | Path) -> Shape:

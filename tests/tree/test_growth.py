@@ -60,6 +60,7 @@ def test_every_row_grows_a_tree_of_its_own():
 def test_a_dynamic_tree_is_named_with_nodes_depth_and_width():
     assert parse_tree("dynamic:16:5:4", 32) == DynamicTree(16, 5, 4)
     assert parse_tree("dynamic:16", 3) == DynamicTree(16, 3, 8)
+    assert parse_tree("dynamic:32", 9) == DynamicTree(32, 6, 16)
     assert parse_tree("dynamic:2", 32) == DynamicTree(2, 1, 1)
     assert parse_tree("dynamic:1", 32).size == 1
 
