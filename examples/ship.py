@@ -105,12 +105,19 @@ def _table(found: dict[str, Any]) -> str:
     law = settings["sampling"]["temperature"]
     title = (
         f"{found['prompts']} prompts x {settings['max_new_tokens']} tokens, {settings['dtype']}, "
-        f"{'greedy' if law == 0 else f'temperature {law:g}'}, tree {settings.get('tree_name', settings['tree'])}"
+        f"{'greedy' if law == 0 else f'temperature {law:g}'}, {_tree(settings['tree'])}"
     )
     rows = [("all", found["tau"]), ("without loops", found["tau_without_loops"])]
-    rows += list(found["tau_by_category"].items()) + list(found.get("tau_by_prompt_length", {}).items())
+    rows += found["tau_by_category"].items()
+    rows += [(f"prompts of {length} tokens", tau) for length, tau in found.get("tau_by_prompt_length", {}).items()]
     lines = [f"| {name} | {'-' if tau is None else f'{tau:.2f}'} |" for name, tau in rows]
     return "\n".join([f"{title}:", "", "| | tau |", "|---|---|", *lines])
+
+
+def _tree(tree: dict[str, Any]) -> str:
+    if tree.get("dynamic"):
+        return f"dynamic trees of {tree['nodes']} nodes, {tree['depth']} deep, {tree['width']} wide"
+    return f"a fixed tree of {tree['nodes']} nodes, {tree['depth']} deep"
 
 
 if __name__ == "__main__":
