@@ -27,12 +27,17 @@ class DraftVocabulary:
 
 
 def draft_vocabulary(
-    rows: Iterable[Encoded], vocab_size: int, size: int, always: Iterable[int] = ()
+    rows: Iterable[Encoded],
+    vocab_size: int,
+    size: int,
+    always: Iterable[int] = (),
+    among: Tensor | None = None,
 ) -> DraftVocabulary:
     """The ``size`` most frequent supervised ids, those in ``always`` (end tokens, chat markers) first.
 
     Equal counts go by the lower id, so ids that never occur fill up from below. A size of ``vocab_size`` or more gives
-    the whole vocabulary. Raises DataError with all faults.
+    the whole vocabulary. With ``among`` only its ids are chosen from, ``always`` being part of them. Raises DataError
+    with all faults.
     """
     kept = sorted(set(always))
     supervised = torch.tensor([token for row in rows for token in compress(row.ids, row.mask)], dtype=torch.int64)
@@ -41,6 +46,8 @@ def draft_vocabulary(
         faults.append(f"a draft vocabulary of {size} cannot hold the {len(kept)} ids that are always in it")
     if kept and (kept[0] < 0 or kept[-1] >= vocab_size):
         faults.append(f"ids that are always in it must lie in 0..{vocab_size - 1}, got {kept[0]}..{kept[-1]}")
+    if among is not None and size > len(among):
+        faults.append(f"a draft vocabulary of {size} cannot be chosen among {len(among)} ids")
     if not len(supervised):
         faults.append("the rows have no supervised token to count")
     elif int(supervised.max()) >= vocab_size:
@@ -52,5 +59,7 @@ def draft_vocabulary(
     counts = torch.bincount(supervised, minlength=vocab_size)
     rank = counts.clone()
     rank[kept] = len(supervised) + 1
+    if among is not None:
+        rank[~torch.isin(torch.arange(vocab_size), among)] = -1
     ids = rank.sort(descending=True, stable=True).indices[:size].sort().values
     return DraftVocabulary(ids, int(counts[ids].sum()) / len(supervised), len(supervised))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import compress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,9 +20,10 @@ import torch
 import typer
 from torch import Tensor
 
-from treedraft.data import prepare, read_rows
+from treedraft.data import Encoded, draft_vocabulary, prepare, read_rows
 from treedraft.heads import Head, build_head, load_head, save_head
 from treedraft.infer import Target, load_target
+from treedraft.train.fresh import always_drafted
 from treedraft.tree import parse_tree, save_tree
 
 CARD = """# {kind} heads for {target}
@@ -69,7 +69,7 @@ def main(
     head = load_head(heads, model.facts, model.layers())
     if keep is not None and answers is not None:
         rows, _ = prepare(read_rows(answers), model.tokenizer, 1024, "all")
-        head = with_fewer_tokens(head, keep, [t for row in rows for t in compress(row.ids, row.mask)], model)
+        head = with_fewer_tokens(head, keep, rows, model)
     save_head(head, out, model.facts, torch.bfloat16)
     if tree is not None:
         save_tree(parse_tree(tree, head.depth), out / "tree.json")
@@ -86,16 +86,15 @@ def main(
     (out / "README.md").write_text(card)
 
 
-def with_fewer_tokens(head: Any, size: int, supervised: Sequence[int], target: Target) -> Head:
+def with_fewer_tokens(head: Any, size: int, rows: Sequence[Encoded], target: Target) -> Head:
     """The heads on the ``size`` ids of their draft vocabulary that are most frequent; end and special tokens stay."""
-    ids: Tensor = head.draft_ids
-    counts = torch.bincount(torch.tensor(supervised), minlength=target.vocab_size)[ids]
-    always = torch.tensor(sorted({*target.end_ids, *target.tokenizer.all_special_ids}))
-    counts[torch.isin(ids, always)] = len(supervised) + 1
-    kept = counts.sort(descending=True, stable=True).indices[:size].sort().values
-    fewer = build_head(replace(head.config, draft_vocab_size=size), target.layers(), ids[kept])
-    rows = {name: weight[kept] if len(weight) == len(ids) else weight for name, weight in head.state_dict().items()}
-    fewer.load_state_dict(rows)
+    all_ids: Tensor = head.draft_ids
+    ids = draft_vocabulary(rows, target.vocab_size, size, always_drafted(target), among=all_ids).ids
+    assert ids is not None
+    kept = torch.searchsorted(all_ids, ids)
+    fewer = build_head(replace(head.config, draft_vocab_size=size), target.layers(), ids)
+    tensors = {n: weight[kept] if len(weight) == len(all_ids) else weight for n, weight in head.state_dict().items()}
+    fewer.load_state_dict(tensors)
     return fewer
 
 

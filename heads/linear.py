@@ -58,8 +58,9 @@ class PackedPart(nn.Module):
         """[..., in_features] to [..., end - start]."""
         return self.whole(x)[..., self._range]
 
-    def dense_weight(self) -> Tensor:
-        return self.whole.dense_weight()[self._range]
+    def dense_weight(self, whole: Tensor | None = None) -> Tensor:
+        """Its rows of the unpacked whole, which a caller may have at hand."""
+        return (self.whole.dense_weight() if whole is None else whole)[self._range]
 
     @property
     def bias(self) -> Tensor | None:

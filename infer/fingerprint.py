@@ -34,9 +34,14 @@ def model_hash(model: torch.nn.Module) -> str:
     """A hash over the bytes of all parameters and buffers in the order of their names, packed weights unpacked."""
     digest = hashlib.sha256()
     tensors = dict(model.state_dict())
+    wholes: dict[PackedLinear, Tensor] = {}  # unpacked once for all their parts
     for name, module in model.named_modules():
-        if isinstance(module, PackedLinear | PackedPart):
+        if isinstance(module, PackedLinear):
             tensors[f"{name}.weight"] = module.dense_weight()
+        elif isinstance(module, PackedPart):
+            if module.whole not in wholes:
+                wholes[module.whole] = module.whole.dense_weight()
+            tensors[f"{name}.weight"] = module.dense_weight(wholes[module.whole])
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(_bytes(tensors[name]))

@@ -114,7 +114,6 @@ class Target:
         mask = self._mask(visible_slots(cache.lengths, ancestors, slots), positions, cache)
         positions = positions.clamp(max=self.context - 1)  # beyond the context stand only nodes that are never kept
         if self._blocks is not None:
-            tokens = tokens.to(self.device)
             logits, states = blocks_forward(self._blocks, tokens, positions, mask, cache, taps, keep)
             return TargetOutput(logits, Tapped(states).features(taps, tokens, self.dtype))
         arguments: dict[str, Any] = {"attention_mask": mask, "position_ids": positions, "use_cache": True}

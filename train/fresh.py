@@ -74,14 +74,18 @@ def fresh_heads(config: TrainConfig, target: Target, rows: Sequence[Encoded], sa
     return head.to(target.device)
 
 
+def always_drafted(target: Target) -> set[int]:
+    """Ids that belong to every draft vocabulary: end tokens and special ones, chat markers among them."""
+    specials = getattr(target.tokenizer, "all_special_ids", None) or []
+    return {*target.end_ids, *(i for i in specials if i < target.vocab_size)}
+
+
 def _vocabulary(
     heads: HeadsConfig, target: Target, rows: Sequence[Encoded], say: Callable[[str], None]
 ) -> Tensor | None:
     if heads.draft_vocab_size is None:
         return None
-    specials = getattr(target.tokenizer, "all_special_ids", None) or []  # chat markers among them
-    always = {*target.end_ids, *(i for i in specials if i < target.vocab_size)}
-    chosen = draft_vocabulary(rows, target.facts.vocab_size, heads.draft_vocab_size, always)
+    chosen = draft_vocabulary(rows, target.facts.vocab_size, heads.draft_vocab_size, always_drafted(target))
     say(f"draft vocabulary: {heads.draft_vocab_size} ids cover {chosen.coverage:.2%} of supervised tokens")
     return None if chosen.ids is None else chosen.ids.to(target.device)
 
@@ -157,7 +161,7 @@ def _sizes_of(shape: Any, head: Head) -> dict[str, Any]:
 def start_from_target(head: Head, target: Target) -> list[str]:
     """Copies what fits of the target's last decoder layer and final norm; returns what was copied, by the head's names.
 
-    The attention's input is twice as wide in EAGLE-3: the target's matrices go to the state's half, the embedding's
+    For EAGLE-3, whose attention's input is twice as wide: the target's matrices go to the state's half, the embedding's
     half starts at zero. Raises ConfigError if the target's layers are not named as Llama's are.
     """
     module: Any = head
@@ -174,10 +178,9 @@ def start_from_target(head: Head, target: Target) -> list[str]:
     module.layer.post_attention_layernorm.weight.copy_(source.post_attention_layernorm.weight)
     module.fc.weight[:, : -module.fc.out_features] = 0  # the last feature passes: the highest tapped one
     module.fc.weight[:, -module.fc.out_features :] = torch.eye(module.fc.out_features)
-    if hasattr(module, "hidden_norm"):
-        module.hidden_norm.weight.copy_(source.input_layernorm.weight)
-        final: Any = target.model.base_model
-        module.norm.weight.copy_(final.norm.weight)
+    module.hidden_norm.weight.copy_(source.input_layernorm.weight)
+    final: Any = target.model.base_model
+    module.norm.weight.copy_(final.norm.weight)
     return copied
 
 

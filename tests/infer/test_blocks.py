@@ -7,6 +7,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 
+from kit import SIZES
 from treedraft.heads import PackedPart
 from treedraft.infer import Target, TargetOutput
 from treedraft.infer.cache import KVCache
@@ -15,16 +16,6 @@ from treedraft.tree import Tree
 
 TREE = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
 LENGTHS = torch.tensor([5, 19, 12])
-SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-}
 MIXED = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
 LLAMA3 = {
     "rope_type": "llama3",
@@ -50,8 +41,8 @@ MODELS: dict[str, Any] = {
 }
 OTHERS: dict[str, Any] = {
     "gemma3": lambda: tf.Gemma3TextConfig(**{**SIZES, "head_dim": 32}, sliding_window=8, query_pre_attn_scalar=32),
-    "smollm3": lambda: tf.SmolLM3Config(**SIZES, bos_token_id=1, eos_token_id=2, pad_token_id=3),
-    "phi3": lambda: tf.Phi3Config(**SIZES, bos_token_id=1, eos_token_id=2, pad_token_id=3),
+    "smollm3": lambda: tf.SmolLM3Config(**SIZES),
+    "phi3": lambda: tf.Phi3Config(**SIZES),
 }
 
 

@@ -7,25 +7,12 @@ import pytest
 import torch
 import transformers as tf
 
-from kit import compare, random_heads
+from kit import SIZES, compare, random_heads
 from treedraft.infer import Sampling, Target, TargetError, autoregressive, complete
 from treedraft.tree import Tree
 
 TREE = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [1, 0, 0]])
 PROMPTS = [[5, 9, 30, 41], [11] * 23]
-SIZES: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 96,
-    "max_position_embeddings": 128,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 3,
-    "initializer_range": 0.2,
-}
 
 
 def gpt_sizes() -> dict[str, Any]:

@@ -5,11 +5,12 @@
 
 from .compare import compare
 from .heads import KINDS, PlainScores, any_config, any_head, medusa_config, random_heads, ring_heads, trained_heads
-from .targets import TARGETS, markov_rand, markov_ring, target, zoo
+from .targets import SIZES, TARGETS, markov_rand, markov_ring, target, zoo
 from .words import TEMPLATES, VOCAB, WORD_ID, tokenizer
 
 __all__ = [
     "KINDS",
+    "SIZES",
     "TARGETS",
     "TEMPLATES",
     "VOCAB",

@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,6 +46,10 @@ def _options(**changes: object) -> dict[str, object]:
         "initializer_range": 0.35,
     }
     return {**shared, **changes}
+
+
+SIZES: dict[str, Any] = _options(intermediate_size=96, max_position_embeddings=128, initializer_range=0.2)
+"""For configurations of many families."""
 
 
 def _llama(**changes: object) -> PreTrainedModel:
