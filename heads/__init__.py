@@ -9,7 +9,7 @@ from .fill import Steps, fill
 from .hybrid import Hybrid, HybridConfig, only_dynamic
 from .hydra import Hydra, HydraConfig
 from .layer import LayerShape
-from .linear import PackedLinear, PackedPart, can_pack, pack_linears, pack_together
+from .linear import PackedLinear, PackedPart, can_halve, can_pack, pack_linears, pack_sides
 from .medusa import Medusa, MedusaConfig
 from .ngram import NGram, NGramConfig
 from .none import NoHead
@@ -52,6 +52,7 @@ __all__ = [
     "TargetFacts",
     "TargetLayers",
     "build_head",
+    "can_halve",
     "can_pack",
     "default_taps",
     "fill",
@@ -59,6 +60,6 @@ __all__ = [
     "load_head",
     "only_dynamic",
     "pack_linears",
-    "pack_together",
+    "pack_sides",
     "save_head",
 ]

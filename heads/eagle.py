@@ -22,7 +22,7 @@ from . import unroll
 from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers, draft_vocab_faults
 from .fill import fill
 from .layer import DraftLayer, LayerShape, as_shape
-from .linear import can_pack, pack_linears
+from .linear import can_pack, pack_linears, pack_sides
 from .readout import ReadOut, prepare, read_out
 
 DEEPEST = 32
@@ -137,6 +137,7 @@ class Eagle(nn.Module):
         device = self._output.weight.device
         copy = copy.to(device, dtype)
         if can_pack(dtype, device):
+            pack_sides([copy.layer])
             pack_linears(copy)
         copy._read_out = prepare(self._output, dtype)
         return copy.eval().requires_grad_(False)

@@ -24,7 +24,7 @@ from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers
 from .eagle import DEEPEST
 from .fill import fill
 from .layer import DraftLayer, LayerShape, RMSNorm, as_shape
-from .linear import can_pack, pack_linears
+from .linear import can_pack, pack_linears, pack_sides
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -165,5 +165,6 @@ class Eagle3(nn.Module):
         device = self.lm_head.weight.device
         copy = copy.to(device, dtype)
         if can_pack(dtype, device):
+            pack_sides([copy.layer])
             pack_linears(copy)
         return copy.eval().requires_grad_(False)

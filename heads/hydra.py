@@ -24,7 +24,7 @@ from . import unroll
 from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers, draft_vocab_faults
 from .fill import fill
 from .layer import DraftLayer, LayerShape, RMSNorm, as_shape
-from .linear import can_pack, pack_linears
+from .linear import can_pack, pack_linears, pack_sides
 from .medusa import ResidualBlock
 from .readout import ReadOut, prepare, read_out
 
@@ -228,6 +228,7 @@ class Hydra(nn.Module):
         device = self._shared[0].device
         copy = copy.to(device, dtype)
         if can_pack(dtype, device):
+            pack_sides([] if copy.prefix is None else [copy.prefix.layer])
             pack_linears(copy)
         copy._read_out = prepare(self.output(), dtype)
         return copy.eval().requires_grad_(False)

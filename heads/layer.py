@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .linear import GATE_UP, QKV, side_by_side
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -80,7 +82,8 @@ class GatedMLP(nn.Module):
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        gate, up = side_by_side(self, GATE_UP, x)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class DraftLayer(nn.Module):
@@ -94,13 +97,22 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self._rope = rotary_frequencies(shape)  # a tuple stays in fp32 whatever the module is cast to
 
+    def read(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, h, n, d], keys and values [B, g, n, d] of rows [B, n, input_size] at ``positions`` [B, n].
+
+        Queries and keys are rotated.
+        """
+        queries, keys, values = (self._heads(part) for part in side_by_side(self.self_attn, QKV, x))
+        both = self._rotate(torch.cat([queries, keys], 1), positions)
+        return both[:, : queries.shape[1]], both[:, queries.shape[1] :], values
+
     def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys, rotated, and values [B, g, n, d] of rows [B, n, input_size] at ``positions`` [B, n]."""
+        """``read`` where queries are not wanted."""
         keys = self._heads(self.self_attn.k_proj(x))
         return self._rotate(keys, positions), self._heads(self.self_attn.v_proj(x))
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
-        """[B, h, n, d], rotated."""
+        """``read`` where queries alone are wanted."""
         return self._rotate(self._heads(self.self_attn.q_proj(x)), positions)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:

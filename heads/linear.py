@@ -1,32 +1,54 @@
-"""Linear layers with weights packed once for oneDNN: what a CPU needs for a few rows at a time.
+"""Linear layers with weights packed once: what a CPU needs for a few rows at a time.
 
 An ordinary ``F.linear`` lays the weight out anew for every product of 2 to 32 rows. Packed once, a forward over 8
 nodes costs little more than one over a single node, which is what makes a small tree pay on a CPU.
+
+A product of few rows waits for its weights to come from memory. Models are published in bf16 or fp16, and fp16 holds
+the weights of both, but for numbers so small that they do not count: a matrix of fp32 of that kind is kept in
+fp16, half the bytes, and multiplied in fp32 by FBGEMM. Any other matrix is packed as it is, for oneDNN.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+QKV = ("q_proj", "k_proj", "v_proj")
+GATE_UP = ("gate_proj", "up_proj")
+"""Layers of one input in a decoder layer of Llama's family, and in a head's."""
+
 
 class PackedLinear(nn.Module):
-    """A linear layer for inference on the CPU, equal to ``source`` to rounding. Holds no Parameter."""
+    """A linear layer for inference on the CPU, equal to ``F.linear`` to rounding. Holds no Parameter."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), None)
+        weight = weight.detach().contiguous()
         self._bias = None if bias is None else bias.detach()
+        self.halved = can_halve(weight)
+        """Whether the weight is kept in fp16."""
+        if self.halved:
+            half = weight.half().float()
+            self._packed: Any = torch.ops.quantized.linear_prepack_fp16(half, self._bias)
+            self._lost = (half != weight).nonzero(as_tuple=True)
+            self._true = weight[self._lost]
+        else:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
+        if self.halved:
+            return torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
     def dense_weight(self) -> Tensor:
-        """The weight [out, in] in its ordinary layout, the same bits that were packed."""
+        """The weight [out, in] in its ordinary layout, the bits that were given."""
+        if self.halved:
+            return torch.ops.quantized.linear_unpack_fp16(self._packed)[0].index_put_(self._lost, self._true)
         return self._packed.to_dense()
 
     @property
@@ -74,6 +96,42 @@ def pack_together(linears: Sequence[nn.Linear]) -> list[PackedPart]:
     whole = PackedLinear(torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None)
     ends = torch.tensor([linear.out_features for linear in linears]).cumsum(0).tolist()
     return [PackedPart(whole, end - linear.out_features, end) for linear, end in zip(linears, ends, strict=True)]
+
+
+def pack_sides(layers: Iterable[Any]) -> None:
+    """Packs the linear layers that stand side by side in decoder layers together, in place.
+
+    Each has ``self_attn`` and ``mlp`` with the names of Llama's family; what is no plain ``nn.Linear`` is left alone.
+    """
+    for layer in layers:
+        for module, names in ((layer.self_attn, QKV), (layer.mlp, GATE_UP)):
+            linears = [getattr(module, name) for name in names]
+            if all(type(linear) is nn.Linear for linear in linears):
+                for name, part in zip(names, pack_together(linears), strict=True):
+                    setattr(module, name, part)
+
+
+def can_halve(weight: Tensor) -> bool:
+    """Whether this CPU multiplies fp32 by fp16 weights, and fp16 is as good as fp32 for these [out, in].
+
+    What is lost of a row, at most 2^-25 of a small number, must be below the rounding of fp32 itself: 2^-24 of the
+    row's sum of magnitudes.
+
+    >>> can_halve(torch.tensor([[1.0 + 2**-12]])), can_halve(torch.tensor([[1e5]]))
+    (False, False)
+    """
+    if weight.dtype != torch.float32 or "fbgemm" not in torch.backends.quantized.supported_engines:
+        return False
+    lost = (weight.half().float() - weight).abs().sum(1)  # infinite for numbers out of range
+    return bool((lost <= 2**-24 * weight.abs().sum(1)).all())
+
+
+def side_by_side(module: nn.Module, names: Sequence[str], x: Tensor) -> Sequence[Tensor]:
+    """What the module's layers of these names make of the same rows: one product where they are packed together."""
+    layers: list[Any] = [getattr(module, name) for name in names]
+    if not all(isinstance(layer, PackedPart) for layer in layers):
+        return [layer(x) for layer in layers]
+    return layers[0].whole(x).split([layer.width for layer in layers], -1)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

@@ -149,17 +149,17 @@ def read_accepted(
 ) -> tuple[Tensor, LayerMemory]:
     """Reads x [B, A, X] and residual [B, A, H] of the accepted positions: output [B, 1, H] at the last one, the memory.
 
-    Only keys and values of all positions are needed: the layer's output is asked of the last one alone.
+    The layer's output is asked of the last one alone.
     """
     assert memory is None or isinstance(memory, LayerMemory)
     last = (accepted.count - 1)[:, None]
     positions = accepted.start[:, None] + torch.arange(x.shape[1], device=x.device)
-    keys, values = layer.keys_values(x, positions)
+    queries, keys, values = layer.read(x, positions)
     memory = _with_room(memory, keys, int(accepted.reach) + x.shape[1] + SPARE_SLOTS)
     _write(memory, keys, values, positions)
     memory = LayerMemory(memory.keys, memory.values, accepted.root_position)
     batch = torch.arange(len(x), device=x.device)[:, None]
-    queries = layer.queries(x[batch, last], positions.gather(1, last))
+    queries = queries.gather(2, last[:, :, None, None].expand(-1, queries.shape[1], -1, queries.shape[3]))
     held = (slice(None), slice(None), slice(accepted.reach))
     attended = layer.attend(queries, memory.keys[held], memory.values[held], _held(memory, accepted.reach)[:, None])
     return layer.finish(attended, residual[batch, last]), memory
@@ -171,14 +171,14 @@ def extend(head: LayerHead, beam: Beam, parents: Tensor, tokens: Tensor) -> tupl
     count, used = tokens.shape[1], beam.ancestors.shape[-1]
     x, residual = head.enter(head.carry(beam.hidden[batch, parents]), head.embed(tokens))
     positions = beam.position[:, None].expand(-1, count)
-    keys, values = layer.keys_values(x, positions)
+    queries, keys, values = layer.read(x, positions)
     memory = _with_room(beam.memory, keys, beam.reach + used + count)
     start, end = beam.reach + used, beam.reach + used + count
     memory.keys[:, :, start:end], memory.values[:, :, start:end] = keys, values
     itself = torch.eye(count, dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)
     ancestors = torch.cat([beam.ancestors[batch, parents], itself], -1)  # [B, e, u + e]
     seen = torch.cat([_held(memory, beam.reach)[:, None].expand(-1, count, -1), ancestors], -1)
-    attended = layer.attend(layer.queries(x, positions), memory.keys[:, :, :end], memory.values[:, :, :end], seen)
+    attended = layer.attend(queries, memory.keys[:, :, :end], memory.values[:, :, :end], seen)
     hidden = layer.finish(attended, residual)
     return head.logits(head.read(hidden)), Beam(hidden, memory, beam.reach, ancestors, beam.position + 1)
 

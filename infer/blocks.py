@@ -19,17 +19,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..heads import PackedPart, pack_together
+from ..heads.linear import GATE_UP, QKV, side_by_side
 from .cache import KVCache
 
 FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3")
 """Families whose decoder layer is what ``Block`` says: root-mean-square norms before, rotary halves, a gated MLP."""
 
-QKV = ("q_proj", "k_proj", "v_proj")
-GATE_UP = ("gate_proj", "up_proj")
 HEAD_NORMS = ("q_norm", "k_norm")
 """Norms over each head, which Qwen3 has."""
 
@@ -80,17 +78,6 @@ def blocks_of(model: PreTrainedModel) -> Blocks | None:
     return Blocks(model, body, layers, Norm(body.norm))
 
 
-def pack_sides(model: PreTrainedModel) -> None:
-    """Packs the layers that stand side by side in a model of a known family together, in place."""
-    body: Any = model.base_model
-    for layer in body.layers:
-        for module, names in ((layer.self_attn, QKV), (layer.mlp, GATE_UP)):
-            linears = [getattr(module, name) for name in names]
-            if all(type(linear) is nn.Linear for linear in linears):
-                for name, part in zip(names, pack_together(linears), strict=True):
-                    setattr(module, name, part)
-
-
 def forward(
     blocks: Blocks,
     tokens: Tensor,
@@ -135,7 +122,7 @@ def run_layers(
                 return states
         seen = mask if isinstance(mask, Tensor) else mask[block.mask]
         state = state + _attend(block, index, block.attention_norm(state), cos, sin, seen, cache)
-        gate, up = _side_by_side(block.mlp, GATE_UP, block.mlp_norm(state))
+        gate, up = side_by_side(block.mlp, GATE_UP, block.mlp_norm(state))
         state = state + block.mlp.down_proj(block.mlp.act_fn(gate) * up)
     states[len(blocks.layers)] = blocks.norm(state)
     return states
@@ -147,7 +134,7 @@ def _attend(
     """Attention's output [B, n, H] from normed states [B, n, H]."""
     attention = block.attention
     heads = (*x.shape[:2], -1, attention.head_dim)
-    queries, keys, values = (part.view(heads) for part in _side_by_side(attention, QKV, x))
+    queries, keys, values = (part.view(heads) for part in side_by_side(attention, QKV, x))
     if block.q_norm is not None and block.k_norm is not None:
         queries, keys = block.q_norm(queries), block.k_norm(keys)
     both = torch.cat([queries, keys], 2)  # [B, n, h + g, d]
@@ -161,14 +148,6 @@ def _attend(
         queries.transpose(1, 2), *held, attn_mask=mask, scale=attention.scaling, enable_gqa=grouped
     )
     return attention.o_proj(found.transpose(1, 2).flatten(2))
-
-
-def _side_by_side(module: nn.Module, names: Sequence[str], x: Tensor) -> Sequence[Tensor]:
-    """What the module's layers of these names make of the same rows: one product where they are packed together."""
-    layers: list[Any] = [getattr(module, name) for name in names]
-    if not all(isinstance(layer, PackedPart) for layer in layers):
-        return [layer(x) for layer in layers]
-    return layers[0].whole(x).split([layer.width for layer in layers], -1)
 
 
 def _block(layer: Any, kind: str) -> Block:

@@ -42,6 +42,8 @@ def model_hash(model: torch.nn.Module) -> str:
             if module.whole not in wholes:
                 wholes[module.whole] = module.whole.dense_weight()
             tensors[f"{name}.weight"] = module.dense_weight(wholes[module.whole])
+        if isinstance(module, PackedLinear | PackedPart) and module.bias is not None:
+            tensors[f"{name}.bias"] = module.bias
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(_bytes(tensors[name]))

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..heads import Output, PackedLinear, TargetFacts, TargetLayers, can_pack, pack_linears
+from ..heads import Output, PackedLinear, TargetFacts, TargetLayers, can_pack, pack_linears, pack_sides
 from .arguments import Arguments, RecordingCache
-from .blocks import Blocks, blocks_of, pack_sides, run_layers
+from .blocks import Blocks, blocks_of, run_layers
 from .blocks import forward as blocks_forward
 from .cache import KVCache, LayerSizes
 from .capability import TargetError, check_config
@@ -74,7 +74,7 @@ class Target:
         self.cache_layers = self._probe(blocks_of(model) if own_blocks else None)
         if pack and can_pack(self.dtype, self.device):
             if self._blocks is not None:
-                pack_sides(model)
+                pack_sides(self._layers)
             pack_linears(model)
 
     @property

@@ -3,10 +3,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from kit import PlainScores, medusa_config, random_heads, ring_heads, target, tokenizer
-from treedraft.heads import Accepted, HeadError, MedusaConfig, PackedLinear, build_head, can_pack, pack_linears
+from treedraft.heads import Accepted, HeadError, MedusaConfig, build_head
 from treedraft.infer import Target
 from treedraft.tree import Tree
 
@@ -121,20 +120,3 @@ def test_exact_heads_name_the_tokens_to_come() -> None:
         PlainScores(),
     )
     assert draft.tokens.tolist() == [[19, 20, 21, 22]]
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 7, 33])
-def test_a_packed_layer_equals_the_plain_one(rows: int, bias: bool) -> None:
-    assert can_pack(torch.float32, torch.device("cpu"))
-    plain = nn.Linear(48, 80, bias=bias)
-    model = nn.Sequential(nn.Sequential(plain), nn.SiLU())
-    x = torch.randn(2, rows, 48)
-    expected = model(x)
-    weight = plain.weight.detach().clone()
-    pack_linears(model)
-    packed = model[0][0]  # type: ignore[index]
-    assert isinstance(packed, PackedLinear)
-    assert not list(model.parameters())
-    torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
-    assert torch.equal(packed.dense_weight(), weight)

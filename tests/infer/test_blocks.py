@@ -8,7 +8,7 @@ import transformers as tf
 from torch import Tensor
 
 from kit import SIZES
-from treedraft.heads import PackedPart
+from treedraft.heads import PackedLinear, PackedPart, can_halve
 from treedraft.infer import Target, TargetOutput
 from treedraft.infer.cache import KVCache
 from treedraft.infer.masks import causal_ancestors
@@ -135,7 +135,19 @@ def test_packed_layers_still_serve_the_models_own_forward(name: str) -> None:
     tokens = torch.arange(4, 16).view(2, 6)
     with torch.inference_mode():
         assert_same(packed.model(tokens).logits, plain.model(tokens).logits)
-    assert packed.fingerprint() == Target(build(MODELS[name]()), pack=True, own_blocks=False).fingerprint()
+    assert packed.fingerprint() == plain.fingerprint()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_born_in_bf16_are_halved_and_give_the_same_logits_and_fingerprint(name: str) -> None:
+    plain, halved = (
+        Target(build(MODELS[name]()).bfloat16().float()),
+        Target(build(MODELS[name]()).bfloat16().float(), pack=True),
+    )
+    packed = [module for module in halved.model.modules() if isinstance(module, PackedLinear)]
+    assert all(module.halved == can_halve(torch.zeros(1, 1)) for module in packed)
+    assert_same(run(halved)[0].logits, run(plain)[0].logits)
+    assert halved.fingerprint() == plain.fingerprint()
 
 
 @pytest.mark.parametrize("taps", [(0, 2), (3,), (1, 4)])
