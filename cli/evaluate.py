@@ -106,13 +106,15 @@ def _table(result: Mapping[str, Any]) -> Table:
     table = Table(title="Mean accepted length")
     table.add_column("")
     table.add_column("τ", justify="right")
-    table.add_row("all prompts", _ratio(result["tau"]), style="bold")
-    table.add_row("without loops", _ratio(result["tau_without_loops"]), end_section=True)
+    table.add_column("without loops", justify="right")
+    table.add_row("all prompts", *_both(result["tau"], result["tau_without_loops"]), style="bold", end_section=True)
+    without = result["tau_without_loops_by_category"]
     for category, tau in result["tau_by_category"].items():
-        table.add_row("no category" if category == UNNAMED else category, _ratio(tau))
+        table.add_row("no category" if category == UNNAMED else category, *_both(tau, without[category]))
     table.add_section()
+    without = result["tau_without_loops_by_prompt_length"]
     for length, tau in result["tau_by_prompt_length"].items():
-        table.add_row(f"prompts of {length} tokens", _ratio(tau))
+        table.add_row(f"prompts of {length} tokens", *_both(tau, without[length]))
     table.add_section()
     for depth, share in enumerate(result["accept_by_depth"][1:], 1):
         table.add_row(f"rounds that accept at least {depth}", f"{share:.0%}")
@@ -120,5 +122,5 @@ def _table(result: Mapping[str, Any]) -> Table:
     return table
 
 
-def _ratio(value: float | None) -> str:
-    return "no rounds" if value is None else f"{value:.2f}"
+def _both(*ratios: float | None) -> list[str]:
+    return ["no rounds" if ratio is None else f"{ratio:.2f}" for ratio in ratios]

@@ -65,6 +65,8 @@ def main(
     answers: Annotated[Path | None, typer.Option(help="With --keep: the answers they are counted in.")] = None,
 ) -> None:
     """Writes config.json, heads.safetensors, README.md and, if a tree is named, tree.json into OUT."""
+    if (keep is None) != (answers is None):
+        raise typer.BadParameter("--keep counts tokens in --answers: name both or neither")
     model = load_target(target, pack=False)
     head = load_head(heads, model.facts, model.layers())
     if keep is not None and answers is not None:
@@ -106,11 +108,12 @@ def _table(found: dict[str, Any]) -> str:
         f"{found['prompts']} prompts x {settings['max_new_tokens']} tokens, {settings['dtype']}, "
         f"{'greedy' if law == 0 else f'temperature {law:g}'}, {_tree(settings['tree'])}"
     )
-    rows = [("all", found["tau"]), ("without loops", found["tau_without_loops"])]
-    rows += found["tau_by_category"].items()
-    rows += [(f"prompts of {length} tokens", tau) for length, tau in found.get("tau_by_prompt_length", {}).items()]
-    lines = [f"| {name} | {'-' if tau is None else f'{tau:.2f}'} |" for name, tau in rows]
-    return "\n".join([f"{title}:", "", "| | tau |", "|---|---|", *lines])
+    rows = [("all", found["tau"], found["tau_without_loops"])]
+    for kind, name in (("category", "{}"), ("prompt_length", "prompts of {} tokens")):
+        without = found[f"tau_without_loops_by_{kind}"]
+        rows += [(name.format(part), tau, without[part]) for part, tau in found[f"tau_by_{kind}"].items()]
+    lines = [f"| {name} | {' | '.join('-' if tau is None else f'{tau:.2f}' for tau in taus)} |" for name, *taus in rows]
+    return "\n".join([f"{title}:", "", "| | tau | without loops |", "|---|---|---|", *lines])
 
 
 def _tree(tree: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 
 from kit import target, tokenizer
 from kit.heads import any_head
@@ -81,3 +82,10 @@ def test_shipping_keeps_weights_in_bf16_and_the_most_frequent_tokens(kind: str, 
         before = head.state_dict()[name]
         expected = before[found.draft_ids] if len(before) == 50 else before
         torch.testing.assert_close(weight, expected.bfloat16().float())
+
+
+@pytest.mark.parametrize("given", [{"keep": 20}, {"answers": Path("answers.jsonl")}])
+def test_tokens_are_not_kept_without_answers_to_count_them_in(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match="--keep counts tokens in --answers"):
+        shipper().main(tmp_path / "trained", tmp_path / "out", notes="", **given)
+    assert not (tmp_path / "out").exists()

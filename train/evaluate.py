@@ -56,14 +56,19 @@ class Evaluation:
         """For JSON: ratios and their counts, settings, machine and versions. A ratio without rounds is null."""
         return {
             **self.total.to_dict(),
-            "tau_by_category": {name: stats.to_dict()["tau"] for name, stats in sorted(self.by_category.items())},
-            "tau_by_prompt_length": {
-                length_range(start): stats.to_dict()["tau"] for start, stats in sorted(self.by_prompt_length.items())
-            },
+            **_ratios("category", dict(sorted(self.by_category.items()))),
+            **_ratios("prompt_length", {length_range(n): stats for n, stats in sorted(self.by_prompt_length.items())}),
             "settings": dict(self.settings),
             "machine": machine(),
             "versions": versions(),
         }
+
+
+def _ratios(kind: str, parts: Mapping[str, Stats]) -> dict[str, dict[str, Any]]:
+    """Both ratios of each part, under the names ``tau_by_KIND`` and ``tau_without_loops_by_KIND``."""
+    counted = {name: stats.to_dict() for name, stats in parts.items()}
+    ratios = ("tau", "tau_without_loops")
+    return {f"{ratio}_by_{kind}": {name: part[ratio] for name, part in counted.items()} for ratio in ratios}
 
 
 def evaluate(

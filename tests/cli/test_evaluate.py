@@ -29,7 +29,9 @@ def test_the_result_holds_tau_and_what_it_was_measured_with(
     assert result["tau"] == pytest.approx(3.0)
     assert result["accept_by_depth"] == [1.0, 1.0, 1.0]
     assert result["tau_by_category"] == {"all": 3.0, "x": 3.0, "y": 3.0}
+    assert result["tau_without_loops_by_category"].keys() == {"all", "x", "y"}
     assert result["tau_by_prompt_length"] == {"0-63": 3.0}
+    assert result["tau_without_loops_by_prompt_length"] == {"0-63": result["tau_without_loops"]}
     assert result["tau_by_position"] == {"0-63": 3.0}
     assert result["settings"]["tree_name"] == "chain:2"
     assert "3 prompts, 39 tokens, 12 rounds" in shown.out
