@@ -79,12 +79,16 @@ def command(
     every: Every = 1,
     repeats: Annotated[int, Option(min=1, help="Times that every prompt is decoded in every mode.")] = 3,
     modes: Annotated[list[Mode], Option(help="Modes to measure; repeat the option to name several.")] = MODES,
+    profile: Annotated[
+        bool, Option("--profile", help="Also say what the milliseconds of a round go to, beside the machine's limit.")
+    ] = False,
     json: Json = None,
 ) -> None:
     """Measure what drafting gains. The modes take turns batch by batch (of one prompt, unless told otherwise), with the
     same settings and number format; a warm-up is left out. Prints tokens per second with and without the prefill, mean
     accepted length, where the time goes, and whether all modes wrote the same text."""
     from ..infer import Sampling
+    from .speed import Request
 
     if heads == NO_HEADS and Mode.TREE in modes:
         raise BadParameter("the tree needs heads: name them with --heads, or leave it out with --modes plain")
@@ -102,6 +106,9 @@ def command(
         "turns": turns,
         "every": every,
     }
+    if profile:
+        request = Request(law, max_new_tokens, seed, parts.target.end_ids)
+        result["profile"] = _profile(parts, ids[0], request, [Mode(mode) for mode in result["modes"]])
     show(result)
     if json:
         write_json(result, json)
@@ -150,6 +157,21 @@ def bench(
         "machine": machine(),
         "versions": versions(),
     }
+
+
+def _profile(parts: Parts, prompt: Sequence[int], request: Request, modes: Sequence[Mode]) -> dict[str, Any]:
+    """Milliseconds of a round and the least a forward could take, of treedraft's own modes; one prompt at a time."""
+    from . import profile
+
+    able = profile.measure_machine(parts.target.dtype, parts.target.device)
+    drafted = {Mode.PLAIN: (None, None, 1), Mode.TREE: (parts.head, parts.tree, parts.tree.size if parts.tree else 1)}
+    found = {}
+    for mode in modes:
+        if mode in drafted:
+            head, tree, nodes = drafted[mode]
+            spent = profile.profile_rounds(parts.target, head, tree, prompt, request)
+            found[mode.value] = {**profile.roofline(parts.target, nodes, able), "ms": spent}
+    return found
 
 
 def _settings(parts: Parts, request: Request) -> dict[str, Any]:

@@ -20,6 +20,8 @@ def show(result: Mapping[str, Any]) -> None:
     console.print(_speeds(modes))
     if any("phase_seconds" in figures for figures in modes.values()):
         console.print(_phases(modes))
+    if "profile" in result:
+        console.print(_profile(result["profile"]))
     for name, ratio in result["ratio"].items():
         console.print(_gain(OTHERS[name], ratio), soft_wrap=True)
     same = result["identical"]
@@ -63,4 +65,22 @@ def _phases(modes: Mapping[str, Mapping[str, Any]]) -> Table:
     for name, seconds in counted.items():
         total = sum(seconds.values()) or 1.0
         table.add_row(TITLES[name], *(f"{part / total:.0%}" for part in seconds.values()))
+    return table
+
+
+def _profile(found: Mapping[str, Mapping[str, Any]]) -> Table:
+    able = next(iter(found.values()))
+    table = Table(title="Milliseconds of a round")
+    table.add_column("", no_wrap=True)
+    titles = {"round": "all", "matrices": "forward:\nmatrices", "attention": "\nattention", "rest": "\nrest"}
+    for part in able["ms"]:
+        table.add_column(titles.get(part, part), justify="right")
+    table.add_column("least\nforward", justify="right")
+    for name, figures in found.items():
+        spent = (f"{part:.1f}" for part in figures["ms"].values())
+        table.add_row(TITLES[name], *spent, f"{figures['floor_ms']:.1f}")
+    table.caption = (
+        f"This machine reads {able['gb_per_second']:.1f} GB/s and multiplies {able['gflops_per_second']:,.0f} GFLOP/s; "
+        f"a forward reads {able['weights_mb']:,.0f} MB of weights."
+    )
     return table

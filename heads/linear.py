@@ -52,6 +52,11 @@ class PackedLinear(nn.Module):
         return self._packed.to_dense()
 
     @property
+    def weight_bytes(self) -> int:
+        """What the packed weight holds."""
+        return self.in_features * self.out_features * (2 if self.halved else self._packed.element_size())
+
+    @property
     def bias(self) -> Tensor | None:
         return self._bias
 
@@ -120,7 +125,7 @@ def can_halve(weight: Tensor) -> bool:
     >>> can_halve(torch.tensor([[1.0 + 2**-12]])), can_halve(torch.tensor([[1e5]]))
     (False, False)
     """
-    if weight.dtype != torch.float32 or "fbgemm" not in torch.backends.quantized.supported_engines:
+    if weight.dtype != torch.float32 or torch.backends.quantized.engine not in ("x86", "fbgemm"):
         return False
     lost = (weight.half().float() - weight).abs().sum(1)  # infinite for numbers out of range
     return bool((lost <= 2**-24 * weight.abs().sum(1)).all())

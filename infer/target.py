@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..heads import Output, PackedLinear, TargetFacts, TargetLayers, can_pack, pack_linears, pack_sides
+from ..heads import Output, PackedLinear, PackedPart, TargetFacts, TargetLayers, can_pack, pack_linears, pack_sides
 from .arguments import Arguments, RecordingCache
 from .blocks import Blocks, blocks_of, run_layers
 from .blocks import forward as blocks_forward
@@ -166,6 +166,20 @@ class Target:
         """What heads borrow: output layer and input embedding, without gradient."""
         embedding: Any = self.model.get_input_embeddings()
         return TargetLayers(self._output, embedding.weight.detach())
+
+    def weights_read(self) -> tuple[int, int]:
+        """What a forward reads of the weights, in bytes and in numbers: of an embedding that is no output, nothing."""
+        embedding: Any = self.model.get_input_embeddings()
+        output: Any = self.model.get_output_embeddings()
+        rows_alone = embedding.weight is not getattr(output, "weight", None)
+        whole: list[Tensor] = [w for w in self.model.parameters() if not (rows_alone and w is embedding.weight)]
+        modules = self.model.modules()
+        packed = {
+            m.whole if isinstance(m, PackedPart) else m for m in modules if isinstance(m, PackedLinear | PackedPart)
+        }
+        whole += [layer.bias for layer in packed if layer.bias is not None]
+        numbers = sum(w.numel() for w in whole) + sum(layer.in_features * layer.out_features for layer in packed)
+        return sum(w.nbytes for w in whole) + sum(layer.weight_bytes for layer in packed), numbers
 
     def fingerprint(self) -> str:
         """A hash over the bytes of all weights, packed ones unpacked: equal before and after training."""

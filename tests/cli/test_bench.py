@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from treedraft.cli import bench_table
+from treedraft.cli.profile import Machine
 from treedraft.cli.speed import Timing, measure, padded_left, summarise, until_end
 from treedraft.infer import Stats
 
@@ -41,6 +42,33 @@ def test_the_result_has_the_figures_of_all_modes_and_says_that_they_agree(
     assert result["identical"]["rows"] == result["identical"]["equal"] == 3
     assert result["identical"]["different"] == 0
     assert {"settings", "machine", "versions"} <= set(result)
+
+
+def test_a_profile_says_where_the_time_of_a_round_goes(
+    call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path
+):
+    out = tmp_path / "bench.json"
+    shown = call(
+        "bench", "--target", ring, "--heads", heads, "--prompts", prompts, "--tree", "chain:2", "--json", out,
+        "--max-new-tokens", 4, "--repeats", 1, "--dtype", "fp32", "--profile",
+    )  # fmt: skip
+    assert shown.code == 0, shown.err
+    found = json.loads(out.read_text())["profile"]
+    assert list(found) == ["plain", "tree"]
+    for figures in found.values():
+        spent = figures["ms"]
+        assert spent.pop("round") == pytest.approx(sum(spent.values()))
+        assert min(spent["matrices"], spent["attention"], spent["draft"], spent["verify"]) > 0
+        assert figures["floor_ms"] > 0
+    assert found["tree"]["nodes"] == 3
+    assert found["plain"]["ms"]["draft"] < found["tree"]["ms"]["draft"]
+    assert "Milliseconds of a round" in shown.out
+
+
+def test_the_floor_of_a_forward_is_its_weights_or_its_products():
+    able = Machine(bytes_per_second=1e9, flops_per_second=1e12)
+    assert able.floor(weights=4_000_000, parameters=1_000_000, nodes=1) == pytest.approx(4e-3)
+    assert able.floor(weights=4_000_000, parameters=1_000_000, nodes=4000) == pytest.approx(8e-3)
 
 
 def test_sampled_text_is_compared_without_hugging_face(call: Call, llama: Path, prompts: Path, tmp_path: Path):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from treedraft.heads import PackedLinear, PackedPart, can_halve, can_pack, pack_linears, pack_sides
 from treedraft.heads.layer import DraftLayer, LayerShape
 
-HALVES = "fbgemm" in torch.backends.quantized.supported_engines
+HALVES = torch.backends.quantized.engine in ("x86", "fbgemm")
 """fp16 weights are multiplied on x86 alone."""
 
 

@@ -148,6 +148,10 @@ def test_weights_born_in_bf16_are_halved_and_give_the_same_logits_and_fingerprin
     assert all(module.halved == can_halve(torch.zeros(1, 1)) for module in packed)
     assert_same(run(halved)[0].logits, run(plain)[0].logits)
     assert halved.fingerprint() == plain.fingerprint()
+    (small, held), (large, numbers) = halved.weights_read(), plain.weights_read()
+    matrices = sum(m.weight.numel() for m in plain.model.modules() if isinstance(m, torch.nn.Linear))
+    assert held == numbers
+    assert large - small == 2 * matrices * can_halve(torch.zeros(1, 1))
 
 
 @pytest.mark.parametrize("taps", [(0, 2), (3,), (1, 4)])
@@ -176,10 +180,11 @@ def test_a_layer_that_takes_anothers_place_later_is_used() -> None:
 def test_no_weight_is_kept_twice() -> None:
     model: Any = build(MODELS["llama"]())
     weights = sum(weight.numel() for weight in model.parameters())
-    Target(model, pack=True)
+    target = Target(model, pack=True)
     layer = model.base_model.layers[0]
     assert layer.mlp.gate_proj.whole is layer.mlp.up_proj.whole
     assert layer.self_attn.q_proj.whole is layer.self_attn.v_proj.whole
+    assert Target(build(MODELS["llama"]())).weights_read() == target.weights_read()
     packed = [m.whole if isinstance(m, PackedPart) else m for m in model.modules() if hasattr(m, "dense_weight")]
     held = sum(whole.dense_weight().numel() for whole in {id(m): m for m in packed}.values())
     assert held + sum(weight.numel() for weight in model.parameters()) == weights
