@@ -10,6 +10,15 @@ from rich.table import Table
 from .console import out
 
 TITLES = {"hf_generate": "Hugging Face generate", "plain": "treedraft, no heads", "tree": "treedraft, tree"}
+PARTS = {
+    "draft": "draft",
+    "matrices": "forward: matrices",
+    "attention": "forward: attention",
+    "rest": "forward: other operations, Python",
+    "verify": "verify",
+    "commit": "commit",
+    "other": "between rounds",
+}
 OTHERS = {"tree_vs_hf_generate": "Hugging Face generate", "tree_vs_plain": "treedraft without heads"}
 
 
@@ -71,16 +80,16 @@ def _phases(modes: Mapping[str, Mapping[str, Any]]) -> Table:
 def _profile(found: Mapping[str, Mapping[str, Any]]) -> Table:
     able = next(iter(found.values()))
     table = Table(title="Milliseconds of a round")
-    table.add_column("", no_wrap=True)
-    titles = {"round": "all", "matrices": "forward:\nmatrices", "attention": "\nattention", "rest": "\nrest"}
-    for part in able["ms"]:
-        table.add_column(titles.get(part, part), justify="right")
-    table.add_column("least\nforward", justify="right")
-    for name, figures in found.items():
-        spent = (f"{part:.1f}" for part in figures["ms"].values())
-        table.add_row(TITLES[name], *spent, f"{figures['floor_ms']:.1f}")
+    table.add_column("")
+    for mode, figures in found.items():
+        table.add_column(f"{TITLES[mode]}\nn = {figures['nodes']}", justify="right")
+    for part, title in PARTS.items():
+        table.add_row(title, *(f"{figures['ms'][part]:.1f}" for figures in found.values()))
+    table.add_section()
+    table.add_row("all", *(f"{figures['ms']['round']:.1f}" for figures in found.values()), style="bold")
+    table.add_row("a forward's least here", *(f"{figures['floor_ms']:.1f}" for figures in found.values()))
     table.caption = (
-        f"This machine reads {able['gb_per_second']:.1f} GB/s and multiplies {able['gflops_per_second']:,.0f} GFLOP/s; "
-        f"a forward reads {able['weights_mb']:,.0f} MB of weights."
+        f"{able['gb_per_second']:.1f} GB/s and {able['gflops_per_second']:,.0f} GFLOP/s measured; a forward reads "
+        f"{able['weights_mb']:,.0f} MB of weights"
     )
     return table

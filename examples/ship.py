@@ -110,8 +110,8 @@ def _table(found: dict[str, Any]) -> str:
     )
     rows = [("all", found["tau"], found["tau_without_loops"])]
     for kind, name in (("category", "{}"), ("prompt_length", "prompts of {} tokens")):
-        without = found[f"tau_without_loops_by_{kind}"]
-        rows += [(name.format(part), tau, without[part]) for part, tau in found[f"tau_by_{kind}"].items()]
+        without = found.get(f"tau_without_loops_by_{kind}", {})  # earlier results have none
+        rows += [(name.format(part), tau, without.get(part)) for part, tau in found[f"tau_by_{kind}"].items()]
     lines = [f"| {name} | {' | '.join('-' if tau is None else f'{tau:.2f}' for tau in taus)} |" for name, *taus in rows]
     return "\n".join([f"{title}:", "", "| | tau | without loops |", "|---|---|---|", *lines])
 
