@@ -5,6 +5,7 @@ n positions of a forward   N tree nodes, root included
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,7 @@ def _inside_forwards(target: Target, decode: Callable[[], object]) -> dict[str, 
         with record_function("prefill" if prefill else "forward"):
             return forward(*args)
 
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own lines would mix with the progress
     target.forward = marked  # type: ignore[method-assign]
     try:
         kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (target.device.type == "cuda")
