@@ -40,7 +40,9 @@ from .report import write_json
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from ..heads import Drafter
     from ..infer import Sampling
+    from ..tree import Shape
     from .speed import Decode, Request, Timing
 
     Load = Callable[[], PreTrainedModel]
@@ -108,7 +110,7 @@ def command(
     }
     if profile:
         request = Request(law, max_new_tokens, seed, parts.target.end_ids)
-        result["profile"] = _profile(parts, ids[0], request, [Mode(mode) for mode in result["modes"]])
+        result["profile"] = _profile(parts, ids[0], request, modes)
     show(result)
     if json:
         write_json(result, json)
@@ -164,13 +166,12 @@ def _profile(parts: Parts, prompt: Sequence[int], request: Request, modes: Seque
     from . import profile
 
     able = profile.measure_machine(parts.target.dtype, parts.target.device)
-    drafted = {Mode.PLAIN: (None, None, 1), Mode.TREE: (parts.head, parts.tree, parts.tree.size if parts.tree else 1)}
     found = {}
-    for mode in modes:
-        if mode in drafted:
-            head, tree, nodes = drafted[mode]
+    for mode in (Mode.PLAIN, Mode.TREE):
+        if mode in modes:
+            head, tree = _drafting(mode, parts)
             spent = profile.profile_rounds(parts.target, head, tree, prompt, request)
-            found[mode.value] = {**profile.roofline(parts.target, nodes, able), "ms": spent}
+            found[mode.value] = {**profile.roofline(parts.target, tree.size if tree else 1, able), "ms": spent}
     return found
 
 
@@ -207,8 +208,12 @@ def _decoder(mode: Mode, parts: Parts, request: Request, untouched: Load) -> Dec
 
     if mode is Mode.HF_GENERATE:
         return hf_decoder(untouched(), request)
-    head, tree = (parts.head, parts.tree) if mode is Mode.TREE else (None, None)
-    return tree_decoder(parts.target, head, tree, request)
+    return tree_decoder(parts.target, *_drafting(mode, parts), request)
+
+
+def _drafting(mode: Mode, parts: Parts) -> tuple[Drafter | None, Shape | None]:
+    """What a mode of treedraft's own drafts with."""
+    return (parts.head, parts.tree) if mode is Mode.TREE else (None, None)
 
 
 def _ratios(figures: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -29,7 +29,7 @@ def show(result: Mapping[str, Any]) -> None:
     console.print(_speeds(modes))
     if any("phase_seconds" in figures for figures in modes.values()):
         console.print(_phases(modes))
-    if "profile" in result:
+    if result.get("profile"):  # Hugging Face alone has none
         console.print(_profile(result["profile"]))
     for name, ratio in result["ratio"].items():
         console.print(_gain(OTHERS[name], ratio), soft_wrap=True)

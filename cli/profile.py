@@ -6,7 +6,6 @@ n positions of a forward   N tree nodes, root included
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..infer import Run, complete
+from .speed import now
 
 if TYPE_CHECKING:
     from ..heads import Drafter
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 ROUNDS = 24
 """Tokens that are decoded under the profiler, and again without."""
-MATRICES = ("linear", "mm", "addmm", "baddbmm", "bmm")
-"""What names of operations contain that multiply by weights."""
+MATRICES = ("mm", "addmm", "baddbmm", "bmm")
+"""Operations that multiply by weights, besides all that are called linear."""
 ATTENTION = "scaled_dot_product_attention"
 COPY_BYTES = 2**28
 MATRIX_SIZE = 1536
@@ -140,9 +140,7 @@ def _multiplies(name: str) -> bool:
 def _best(f: Callable[[], object], device: torch.device) -> float:
     seconds = []
     for _ in range(8):
-        start = time.perf_counter()
+        start = now(device)
         f()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(now(device) - start)
     return min(seconds)

@@ -76,7 +76,7 @@ def tree_decoder(target: Target, head: Drafter | None, tree: Shape | None, reque
     def decode(row: int, prompts: Sequence[Sequence[int]]) -> Timing:
         run = Run()
         first: float | None = None
-        start = _now(target.device)
+        start = now(target.device)
         for _ in generate(
             target,
             prompts,
@@ -90,8 +90,8 @@ def tree_decoder(target: Target, head: Drafter | None, tree: Shape | None, reque
             run=run,
             synchronize=True,
         ):
-            first = first or _now(target.device) - start
-        seconds = _now(target.device) - start
+            first = first or now(target.device) - start
+        seconds = now(target.device) - start
         answers = [run.completions[i].ids for i in range(len(prompts))]
         return Timing(answers, seconds, first or seconds, run.stats)
 
@@ -110,14 +110,14 @@ def hf_decoder(model: PreTrainedModel, request: Request) -> Decode:
         clock = _FirstToken()
         with torch.random.fork_rng():
             torch.manual_seed(row_seed(request.seed, row))
-            start = _now(model.device)
+            start = now(model.device)
             made: Tensor = cast(Any, model).generate(
                 tokens,
                 attention_mask=seen,
                 stopping_criteria=StoppingCriteriaList([clock]),
                 **settings,
             )
-            seconds = _now(model.device) - start
+            seconds = now(model.device) - start
         answers = [until_end(ids, request.end_ids) for ids in made[:, tokens.shape[1] :].tolist()]
         return Timing(answers, seconds, clock.at - start)
 
@@ -193,7 +193,7 @@ class _FirstToken(StoppingCriteria):
     at = 0.0
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:  # type: ignore[override]
-        self.at = self.at or _now(input_ids.device)
+        self.at = self.at or now(input_ids.device)
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
@@ -224,7 +224,8 @@ def _speed(timings: Sequence[Timing]) -> float:
     return sum(t.tokens for t in timings) / seconds if seconds else 0.0
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Seconds, once all that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

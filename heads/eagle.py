@@ -21,8 +21,7 @@ from ..tree import Draft, Shape
 from . import unroll
 from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers, draft_vocab_faults
 from .fill import fill
-from .layer import DraftLayer, LayerShape, as_shape
-from .linear import can_pack, pack_linears, pack_sides
+from .layer import DraftLayer, LayerShape, as_shape, pack_head
 from .readout import ReadOut, prepare, read_out
 
 DEEPEST = 32
@@ -136,8 +135,6 @@ class Eagle(nn.Module):
         copy.load_state_dict(self.state_dict())
         device = self._output.weight.device
         copy = copy.to(device, dtype)
-        if can_pack(dtype, device):
-            pack_sides([copy.layer])
-            pack_linears(copy)
+        pack_head(copy, dtype, device)
         copy._read_out = prepare(self._output, dtype)
         return copy.eval().requires_grad_(False)

@@ -23,8 +23,7 @@ from . import unroll
 from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers, draft_vocab_faults
 from .eagle import DEEPEST
 from .fill import fill
-from .layer import DraftLayer, LayerShape, RMSNorm, as_shape
-from .linear import can_pack, pack_linears, pack_sides
+from .layer import DraftLayer, LayerShape, RMSNorm, as_shape, pack_head
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -164,7 +163,5 @@ class Eagle3(nn.Module):
         copy.load_state_dict(self.state_dict())
         device = self.lm_head.weight.device
         copy = copy.to(device, dtype)
-        if can_pack(dtype, device):
-            pack_sides([copy.layer])
-            pack_linears(copy)
+        pack_head(copy, dtype, device)
         return copy.eval().requires_grad_(False)

@@ -23,8 +23,7 @@ from ..tree import Draft, Shape
 from . import unroll
 from .base import Accepted, DraftScores, HeadError, Memory, Output, TargetLayers, draft_vocab_faults
 from .fill import fill
-from .layer import DraftLayer, LayerShape, RMSNorm, as_shape
-from .linear import can_pack, pack_linears, pack_sides
+from .layer import DraftLayer, LayerShape, RMSNorm, as_shape, pack_head
 from .medusa import ResidualBlock
 from .readout import ReadOut, prepare, read_out
 
@@ -227,9 +226,7 @@ class Hydra(nn.Module):
         copy.load_state_dict({name: value for name, value in self.state_dict().items() if name in kept})
         device = self._shared[0].device
         copy = copy.to(device, dtype)
-        if can_pack(dtype, device):
-            pack_sides([] if copy.prefix is None else [copy.prefix.layer])
-            pack_linears(copy)
+        pack_head(copy, dtype, device)
         copy._read_out = prepare(self.output(), dtype)
         return copy.eval().requires_grad_(False)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .linear import GATE_UP, QKV, side_by_side
+from .linear import GATE_UP, QKV, can_pack, pack_linears, pack_sides, side_by_side
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,13 @@ class DraftLayer(nn.Module):
         cos, sin = ((f(angles) * scale).to(x.dtype) for f in (torch.cos, torch.sin))
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def pack_head(head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+    """Packs a head's linear layers in place where the CPU gains by it, those of its decoder layer side by side."""
+    if can_pack(dtype, device):
+        pack_sides(module for module in head.modules() if isinstance(module, DraftLayer))
+        pack_linears(head)
 
 
 def rotary_frequencies(shape: LayerShape) -> tuple[Tensor, float]:

@@ -65,6 +65,14 @@ def test_a_profile_says_where_the_time_of_a_round_goes(
     assert "Milliseconds of a round" in shown.out
 
 
+def test_a_profile_of_hugging_face_alone_is_empty(call: Call, ring: Path, prompts: Path, tmp_path: Path):
+    out = tmp_path / "bench.json"
+    asked = ("bench", "--target", ring, "--heads", "none", "--prompts", prompts, "--json", out, "--repeats", 1)
+    shown = call(*asked, "--modes", "hf_generate", "--max-new-tokens", 4, "--profile")
+    assert shown.code == 0, shown.err
+    assert json.loads(out.read_text())["profile"] == {}
+
+
 def test_the_floor_of_a_forward_is_its_weights_or_its_products():
     able = Machine(bytes_per_second=1e9, flops_per_second=1e12)
     assert able.floor(weights=4_000_000, parameters=1_000_000, nodes=1) == pytest.approx(4e-3)
