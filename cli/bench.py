@@ -17,6 +17,7 @@ from .options import (
     NO_HEADS,
     Adapter,
     BatchSize,
+    Compile,
     DType,
     Every,
     Heads,
@@ -75,6 +76,7 @@ def command(
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = 0,
     dtype: DType = "auto",
+    compile: Compile = "auto",
     batch_size: BatchSize = 1,
     turns: Turns = "first",
     limit: Limit = None,
@@ -96,7 +98,8 @@ def command(
         raise BadParameter("the tree needs heads: name them with --heads, or leave it out with --modes plain")
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, turns, limit, every)
-    parts = open_parts(target, heads, tree, dtype, adapter)
+    work = len(read) * max_new_tokens * repeats
+    parts = open_parts(target, heads, tree, dtype, adapter, compile, work)
     asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
     ids = prompt_ids(parts.target, asked)
     result = bench(parts, target, ids, law, max_new_tokens, seed, repeats, modes, batch_size)

@@ -122,7 +122,7 @@ def command(
     prompts = _write_prompts(work, scale)
     steps = Steps()
     with steps.step("target", f"Get the target, {target}"):
-        parts = open_parts(target, NO_HEADS, "", dtype)
+        parts = open_parts(target, NO_HEADS, "", dtype, work=scale.prompts * scale.answer_tokens)
     with steps.step("answers", f"Let it answer {scale.prompts} prompts"):
         _answer(parts, prompts["train"], work, scale, seed)
     with steps.step("training", f"Train {scale.heads} Medusa heads on its answers"):

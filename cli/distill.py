@@ -14,6 +14,7 @@ from .options import (
     NO_HEADS,
     Adapter,
     BatchSize,
+    Compile,
     DType,
     Limit,
     MaxNewTokens,
@@ -48,6 +49,7 @@ def command(
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = 0,
     dtype: DType = "auto",
+    compile: Compile = "auto",
     batch_size: BatchSize = 16,
     limit: Limit = None,
 ) -> None:
@@ -58,7 +60,7 @@ def command(
 
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, "first", limit)
-    parts = open_parts(target, NO_HEADS, "", dtype, adapter)
+    parts = open_parts(target, NO_HEADS, "", dtype, adapter, compile, len(read) * max_new_tokens)
     done = distill_to(parts, read, out_file, law, max_new_tokens, seed, batch_size)
     out().print(account(done), markup=False, soft_wrap=True)
 

@@ -13,6 +13,7 @@ from .options import (
     DEFAULT_TREE,
     Adapter,
     BatchSize,
+    Compile,
     Drafts,
     DType,
     Every,
@@ -53,6 +54,7 @@ def command(
     repetition_penalty: RepetitionPenalty = 1.0,
     seed: Seed = 0,
     dtype: DType = "auto",
+    compile: Compile = "auto",
     batch_size: BatchSize = 8,
     turns: Turns = "first",
     limit: Limit = None,
@@ -69,7 +71,7 @@ def command(
 
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, turns, limit, every)
-    parts = open_parts(target, heads, tree, dtype, adapter)
+    parts = open_parts(target, heads, tree, dtype, adapter, compile, len(read) * max_new_tokens)
     note_rule(rule, law, parts.head)
     asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
     evaluation = evaluate(

@@ -17,6 +17,7 @@ from .options import (
     NO_HEADS,
     Adapter,
     BatchSize,
+    Compile,
     DType,
     Heads,
     Limit,
@@ -63,6 +64,7 @@ def command(
     stop: Annotated[list[str] | None, Option(help="End an answer after this text; may be repeated.")] = None,
     seed: Seed = 0,
     dtype: DType = "auto",
+    compile: Compile = "auto",
     batch_size: BatchSize = 8,
     turns: Turns = "first",
     limit: Limit = None,
@@ -80,7 +82,7 @@ def command(
     if turns == "all" and rule != "coupled" and not law.greedy:
         raise BadParameter("--turns all needs --rule coupled: follow-ups are asked in a history of its answers")
     first = _asked(prompt, prompts, turns, limit)
-    parts = open_parts(target, heads, tree, dtype, adapter)
+    parts = open_parts(target, heads, tree, dtype, adapter, compile, len(first) * max_new_tokens)
     note_rule(rule, law, parts.head)
     asked = in_turns(parts, first, law, max_new_tokens, seed, batch_size)
     run, start = Run(), time.perf_counter()

@@ -52,6 +52,15 @@ DType = Annotated[
     DTypeName,
     Option("--dtype", help="Number format of the target; auto is bf16 where the machine multiplies it, else fp32."),
 ]
+CompileName = Literal["auto", "on", "off"]
+Compile = Annotated[
+    CompileName,
+    Option(
+        "--compile",
+        help="Run a CPU's layers in a compiled part: built once, in half a minute, then kept. auto builds it if there "
+        "are tokens enough to decode.",
+    ),
+]
 BatchSize = Annotated[int, Option(min=1, help="Prompts decoded together; changes the speed, not the text.")]
 Limit = Annotated[int | None, Option(min=1, help="Use only the first so many prompts.")]
 Every = Annotated[int, Option(min=1, help="Use every n-th prompt: the first, the n + 1st, ...")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .console import note, quiet_transformers
 from .drafters import build_drafter, parse_drafters, tree_for
-from .options import TurnsName
+from .options import CompileName, TurnsName
 
 if TYPE_CHECKING:
     from ..data import Prompt
@@ -29,8 +30,18 @@ class Parts:
     """The LoRA adapter that the target carries."""
 
 
-def open_parts(target: str, heads: str, tree: str, dtype: str, adapter: Path | None = None) -> Parts:
+def open_parts(
+    target: str,
+    heads: str,
+    tree: str,
+    dtype: str,
+    adapter: Path | None = None,
+    compile: CompileName = "auto",
+    work: int = 0,
+) -> Parts:
     """Loads the target and what drafts for it, and fits the tree. ``heads`` and ``tree`` are named as in ``drafters``.
+
+    compile, work: as in ``load_target``.
 
     Raises TargetError, HeadError, TreeError or DataError.
     """
@@ -39,8 +50,11 @@ def open_parts(target: str, heads: str, tree: str, dtype: str, adapter: Path | N
     parse_drafters(heads)  # before the target, which may take long
     quiet_transformers()
     note(f"Loading {target} ...")
-    loaded = load_target(target, dtype=dtype, adapter=adapter)
-    return replace(fit_heads(loaded, heads, tree), adapter=adapter)
+    loaded = load_target(target, dtype=dtype, adapter=adapter, compile=compile, work=work)
+    parts = replace(fit_heads(loaded, heads, tree), adapter=adapter)
+    gc.collect()
+    gc.freeze()  # models and modules stay: walking over them again and again took 3 % of decoding
+    return parts
 
 
 def fit_heads(target: Target, heads: str, tree: str) -> Parts:

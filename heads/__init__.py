@@ -9,7 +9,7 @@ from .fill import Steps, fill
 from .hybrid import Hybrid, HybridConfig, only_dynamic
 from .hydra import Hydra, HydraConfig
 from .layer import LayerShape
-from .linear import PackedLinear, PackedPart, can_halve, can_pack, pack_linears, pack_sides
+from .linear import PackedLinear, PackedPart, can_halve, can_pack, pack_linears, pack_sides, stack_layers
 from .medusa import Medusa, MedusaConfig
 from .ngram import NGram, NGramConfig
 from .none import NoHead
@@ -62,4 +62,5 @@ __all__ = [
     "pack_linears",
     "pack_sides",
     "save_head",
+    "stack_layers",
 ]

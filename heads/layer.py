@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .linear import GATE_UP, QKV, can_pack, pack_linears, pack_sides, side_by_side
+from .linear import GATE_UP, QKV, can_pack, pack_linears, pack_sides, side_by_side, stack_layers
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,28 @@ class GatedMLP(nn.Module):
         return self.down_proj(F.silu(gate) * up)
 
 
+@dataclass(frozen=True)
+class Sight:
+    """What n new rows of each text see, and where their keys and values are written.
+
+    held, start: [B]; ancestors: [B, n, m]. Slots [0, held) are seen, and of the m slots from ``start`` on those that
+    ``ancestors`` names; the new rows' own are the last n of these.
+    """
+
+    held: Tensor
+    start: Tensor
+    ancestors: Tensor
+
+    def seen(self, slots: int) -> Tensor:
+        """[B, n, slots], slots beyond the last one written being unseen."""
+        slot = torch.arange(slots, device=self.held.device)
+        among = slot - self.start[:, None]  # [B, slots]
+        drafted = self.ancestors.shape[-1]
+        index = among.clamp(0, drafted - 1)[:, None].expand(-1, self.ancestors.shape[1], -1)
+        named = self.ancestors.gather(2, index) & ((among >= 0) & (among < drafted))[:, None]
+        return named | (slot < self.held[:, None])[:, None]
+
+
 class DraftLayer(nn.Module):
     """A Llama decoder layer whose attention reads ``input_size`` numbers a row and whose residual is passed apart."""
 
@@ -96,6 +118,33 @@ class DraftLayer(nn.Module):
         self.mlp = GatedMLP(shape)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self._rope = rotary_frequencies(shape)  # a tuple stays in fp32 whatever the module is cast to
+        self._stack: Any = None
+
+    def compile(self) -> None:
+        """Runs ``over`` in the compiled part from now on, where the packed layers allow it."""
+        shape, norm = self.shape, self.post_attention_layernorm
+        sizes = (shape.num_attention_heads, shape.num_key_value_heads, norm.eps, shape.head_dim**-0.5, 0, "silu")
+        self._stack = stack_layers([(self.self_attn, self.mlp, None, norm.weight.detach(), None, None, *sizes)])
+
+    @property
+    def compiled(self) -> bool:
+        return self._stack is not None
+
+    def over(self, x: Tensor, residual: Tensor, positions: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
+        """The layer's output [B, n, H] of new rows x [B, n, X] with residual [B, n, H] at ``positions`` [B, n].
+
+        keys, values: [B, g, S, d], of which the new rows' slots are written.
+        """
+        if self._stack is not None:
+            cos, sin = self._rotation(positions, x.dtype)
+            caches = ([keys], [values], sight.held, sight.start, sight.ancestors, positions)
+            return self._stack.run(x, residual, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1), *caches, [1])[0]
+        queries, new_keys, new_values = self.read(x, positions)
+        first_own = sight.start + sight.ancestors.shape[-1] - x.shape[1]
+        slots = (first_own[:, None] + torch.arange(x.shape[1], device=x.device))[:, None, :, None].expand_as(new_keys)
+        keys.scatter_(2, slots, new_keys)
+        values.scatter_(2, slots, new_values)
+        return self.finish(self.attend(queries, keys, values, sight.seen(keys.shape[2])), residual)
 
     def read(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, h, n, d], keys and values [B, g, n, d] of rows [B, n, input_size] at ``positions`` [B, n].
@@ -129,18 +178,25 @@ class DraftLayer(nn.Module):
 
     def _rotate(self, x: Tensor, positions: Tensor) -> Tensor:
         """Rotary positions in half-rotation form (Su et al. 2021, arXiv 2104.09864), angles in fp32."""
-        frequencies, scale = self._rope
-        angles = positions[:, None, :, None].float() * frequencies.to(x.device)  # [B, 1, n, d/2]
-        cos, sin = ((f(angles) * scale).to(x.dtype) for f in (torch.cos, torch.sin))
+        cos, sin = (part[:, None] for part in self._rotation(positions, x.dtype))
         first, second = x.chunk(2, -1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+    def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine [B, n, d/2] of the rotations at ``positions`` [B, n]."""
+        frequencies, scale = self._rope
+        angles = positions[..., None].float() * frequencies.to(positions.device)
+        return (torch.cos(angles) * scale).to(dtype), (torch.sin(angles) * scale).to(dtype)
 
 
 def pack_head(head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Packs a head's linear layers in place where the CPU gains by it, those of its decoder layer side by side."""
     if can_pack(dtype, device):
-        pack_sides(module for module in head.modules() if isinstance(module, DraftLayer))
+        layers = [module for module in head.modules() if isinstance(module, DraftLayer)]
+        pack_sides(layers)
         pack_linears(head)
+        for layer in layers:
+            layer.compile()
 
 
 def rotary_frequencies(shape: LayerShape) -> tuple[Tensor, float]:

@@ -5,7 +5,8 @@ nodes costs little more than one over a single node, which is what makes a small
 
 A product of few rows waits for its weights to come from memory. Models are published in bf16 or fp16, and fp16 holds
 the weights of both, but for numbers so small that they do not count: a matrix of fp32 of that kind is kept in
-fp16, half the bytes, and multiplied in fp32 by FBGEMM. Any other matrix is packed as it is, for oneDNN.
+fp16, half the bytes, and multiplied in fp32. The compiled part (native/) multiplies both kinds, and gives a row the
+same bits alone and beside others; without it, torch's FBGEMM multiplies the first kind and oneDNN everything else.
 """
 
 from __future__ import annotations
@@ -16,40 +17,62 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import native
+
 QKV = ("q_proj", "k_proj", "v_proj")
 GATE_UP = ("gate_proj", "up_proj")
 """Layers of one input in a decoder layer of Llama's family, and in a head's."""
 
 
 class PackedLinear(nn.Module):
-    """A linear layer for inference on the CPU, equal to ``F.linear`` to rounding. Holds no Parameter."""
+    """A linear layer for inference on the CPU, equal to ``F.linear`` to rounding. Holds no Parameter.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    compiled: whether fp32 is multiplied by the compiled part; None is wherever this process has it.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, compiled: bool | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
         weight = weight.detach().contiguous()
-        self._bias = None if bias is None else bias.detach()
-        self.halved = can_halve(weight)
+        self._bias = None if bias is None else bias.detach().contiguous()
+        self.compiled = weight.dtype == torch.float32 and (native.loaded() if compiled is None else compiled)
+        """Whether the compiled part multiplies it."""
+        self.halved = can_halve(weight, self.compiled)
         """Whether the weight is kept in fp16."""
         if self.halved:
             half = weight.half().float()
-            self._packed: Any = torch.ops.quantized.linear_prepack_fp16(half, self._bias)
             self._lost = (half != weight).nonzero(as_tuple=True)
             self._true = weight[self._lost]
+            weight = half
+        if self.compiled:
+            self._packed: Any = in_panels(weight.half() if self.halved else weight)
+        elif self.halved:
+            self._packed = torch.ops.quantized.linear_prepack_fp16(weight, self._bias)
         else:
             self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
+        if self.compiled:
+            return torch.ops.treedraft.linear(x, self._packed, None, self._bias, self.out_features)
         if self.halved:
             return torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
 
     def dense_weight(self) -> Tensor:
         """The weight [out, in] in its ordinary layout, the bits that were given."""
-        if self.halved:
-            return torch.ops.quantized.linear_unpack_fp16(self._packed)[0].index_put_(self._lost, self._true)
-        return self._packed.to_dense()
+        if self.compiled:
+            weight = self._packed.transpose(1, 2).flatten(0, 1)[: self.out_features].float()
+        elif self.halved:
+            weight = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
+        else:
+            weight = self._packed.to_dense()
+        return weight.index_put_(self._lost, self._true) if self.halved else weight
+
+    def add_to(self, layers: Any) -> None:
+        """Hands itself to the compiled part's stack of layers, as the next linear layer."""
+        assert self.compiled or not self.halved
+        layers.add_linear(self._packed, None, self._bias, self.out_features if self.compiled else 0)
 
     @property
     def weight_bytes(self) -> int:
@@ -59,6 +82,14 @@ class PackedLinear(nn.Module):
     @property
     def bias(self) -> Tensor | None:
         return self._bias
+
+
+def in_panels(weight: Tensor) -> Tensor:
+    """[N, K] as panels [N / P, K, P] of P outputs each (native/matrix.h), the last one filled up with zeros."""
+    width = torch.ops.treedraft.panel()
+    outputs, inner = weight.shape
+    filled = nn.functional.pad(weight, (0, 0, 0, -outputs % width))
+    return filled.view(-1, width, inner).transpose(1, 2).contiguous()
 
 
 class PackedPart(nn.Module):
@@ -94,16 +125,17 @@ class PackedPart(nn.Module):
         return None if self.whole.bias is None else self.whole.bias[self._range]
 
 
-def pack_together(linears: Sequence[nn.Linear]) -> list[PackedPart]:
+def pack_together(linears: Sequence[nn.Linear], compiled: bool | None = None) -> list[PackedPart]:
     """Linear layers of one input, all with biases or all without, packed as one; a part for each, in their order."""
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     assert len(biases) in (0, len(linears))
-    whole = PackedLinear(torch.cat([linear.weight for linear in linears]), torch.cat(biases) if biases else None)
+    weight = torch.cat([linear.weight for linear in linears])
+    whole = PackedLinear(weight, torch.cat(biases) if biases else None, compiled)
     ends = torch.tensor([linear.out_features for linear in linears]).cumsum(0).tolist()
     return [PackedPart(whole, end - linear.out_features, end) for linear, end in zip(linears, ends, strict=True)]
 
 
-def pack_sides(layers: Iterable[Any]) -> None:
+def pack_sides(layers: Iterable[Any], compiled: bool | None = None) -> None:
     """Packs the linear layers that stand side by side in decoder layers together, in place.
 
     Each has ``self_attn`` and ``mlp`` with the names of Llama's family; what is no plain ``nn.Linear`` is left alone.
@@ -112,12 +144,14 @@ def pack_sides(layers: Iterable[Any]) -> None:
         for module, names in ((layer.self_attn, QKV), (layer.mlp, GATE_UP)):
             linears = [getattr(module, name) for name in names]
             if all(type(linear) is nn.Linear for linear in linears):
-                for name, part in zip(names, pack_together(linears), strict=True):
+                for name, part in zip(names, pack_together(linears, compiled), strict=True):
                     setattr(module, name, part)
 
 
-def can_halve(weight: Tensor) -> bool:
+def can_halve(weight: Tensor, compiled: bool | None = None) -> bool:
     """Whether this CPU multiplies fp32 by fp16 weights, and fp16 is as good as fp32 for these [out, in].
+
+    compiled: as in PackedLinear.
 
     What is lost of a row, at most 2^-25 of a small number, must be below the rounding of fp32 itself: 2^-24 of the
     row's sum of magnitudes.
@@ -125,7 +159,8 @@ def can_halve(weight: Tensor) -> bool:
     >>> can_halve(torch.tensor([[1.0 + 2**-12]])), can_halve(torch.tensor([[1e5]]))
     (False, False)
     """
-    if weight.dtype != torch.float32 or torch.backends.quantized.engine not in ("x86", "fbgemm"):
+    compiled = native.loaded() if compiled is None else compiled
+    if weight.dtype != torch.float32 or not (compiled or torch.backends.quantized.engine in ("x86", "fbgemm")):
         return False
     lost = (weight.half().float() - weight).abs().sum(1)  # infinite for numbers out of range
     return bool((lost <= 2**-24 * weight.abs().sum(1)).all())
@@ -139,6 +174,28 @@ def side_by_side(module: nn.Module, names: Sequence[str], x: Tensor) -> Sequence
     return layers[0].whole(x).split([layer.width for layer in layers], -1)
 
 
+def stack_layers(layers: Iterable[tuple[Any, ...]]) -> Any | None:
+    """The compiled part's stack of decoder layers (native/decoder.cpp), or None where it cannot run them.
+
+    Of each: attention and MLP modules with the names of Llama's family, and the other arguments of ``add_layer``.
+    """
+    if not native.loaded():
+        return None
+    stack = torch.classes.treedraft.Layers()
+    for attention, mlp, *rest in layers:
+        linears = [attention.q_proj, attention.o_proj, mlp.gate_proj, mlp.down_proj]
+        sides = [getattr(attention, name) for name in QKV], [getattr(mlp, name) for name in GATE_UP]
+        if not all(isinstance(part, PackedPart) and part.whole is side[0].whole for side in sides for part in side):
+            return None
+        wholes = [linear.whole if isinstance(linear, PackedPart) else linear for linear in linears]
+        if not all(isinstance(whole, PackedLinear) and (whole.compiled or not whole.halved) for whole in wholes):
+            return None
+        for whole in wholes:
+            whole.add_to(stack)
+        stack.add_layer(*rest)
+    return stack
+
+
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether this CPU multiplies packed weights of ``dtype``: fp32 always, bf16 where the processor knows it."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
@@ -146,10 +203,10 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(module: nn.Module) -> None:
+def pack_linears(module: nn.Module, compiled: bool | None = None) -> None:
     """Replaces every ``nn.Linear`` below ``module`` (subclasses excepted) by a PackedLinear, one after the other."""
     for name, child in module.named_children():
         if type(child) is nn.Linear:
-            setattr(module, name, PackedLinear(child.weight, child.bias))
+            setattr(module, name, PackedLinear(child.weight, child.bias, compiled))
         else:
-            pack_linears(child)
+            pack_linears(child, compiled)

@@ -18,10 +18,13 @@ import torch
 from torch import Tensor
 
 from .base import Accepted, Memory
-from .layer import DraftLayer
+from .layer import DraftLayer, Sight
 
 SPARE_SLOTS = 64
 """Room for drafted nodes that a memory is made with."""
+
+FEW = 16
+"""Accepted rows up to which the layer's output is taken of all of them and not of the last alone: they cost no more."""
 
 
 class LayerHead(Protocol):
@@ -149,37 +152,43 @@ def read_accepted(
 ) -> tuple[Tensor, LayerMemory]:
     """Reads x [B, A, X] and residual [B, A, H] of the accepted positions: output [B, 1, H] at the last one, the memory.
 
-    The layer's output is asked of the last one alone.
+    Of a prompt the output is computed at the last one alone.
     """
     assert memory is None or isinstance(memory, LayerMemory)
-    last = (accepted.count - 1)[:, None]
-    positions = accepted.start[:, None] + torch.arange(x.shape[1], device=x.device)
-    queries, keys, values = layer.read(x, positions)
-    memory = _with_room(memory, keys, int(accepted.reach) + x.shape[1] + SPARE_SLOTS)
-    _write(memory, keys, values, positions)
-    memory = LayerMemory(memory.keys, memory.values, accepted.root_position)
+    count, last = x.shape[1], (accepted.count - 1)[:, None]
     batch = torch.arange(len(x), device=x.device)[:, None]
+    positions = accepted.start[:, None] + torch.arange(count, device=x.device)
+    memory = _with_room(memory, layer, x, int(accepted.reach) + count + SPARE_SLOTS)
+    keys, values = memory.keys, memory.values
+    memory = LayerMemory(keys, values, accepted.root_position)
+    if count <= FEW:
+        chain = torch.ones(count, count, dtype=torch.bool, device=x.device).tril().expand(len(x), -1, -1)
+        sight, end = Sight(accepted.start, accepted.start, chain), slice(accepted.reach + count)
+        hidden = layer.over(x, residual, positions, keys[:, :, end], values[:, :, end], sight)
+        return hidden[batch, last], memory
+    queries, new_keys, new_values = layer.read(x, positions)
+    slots = positions[:, None, :, None].expand_as(new_keys)
+    keys.scatter_(2, slots, new_keys)
+    values.scatter_(2, slots, new_values)
     queries = queries.gather(2, last[:, :, None, None].expand(-1, queries.shape[1], -1, queries.shape[3]))
-    held = (slice(None), slice(None), slice(accepted.reach))
-    attended = layer.attend(queries, memory.keys[held], memory.values[held], _held(memory, accepted.reach)[:, None])
+    held = slice(accepted.reach)
+    seen = (torch.arange(accepted.reach, device=x.device) < memory.lengths[:, None])[:, None]
+    attended = layer.attend(queries, keys[:, :, held], values[:, :, held], seen)
     return layer.finish(attended, residual[batch, last]), memory
 
 
 def extend(head: LayerHead, beam: Beam, parents: Tensor, tokens: Tensor) -> tuple[Tensor, Beam]:
     """One level on: logits [B, e, W] after ``tokens`` [B, e], whose parents index the beam."""
-    layer, batch = head.layer, torch.arange(len(tokens), device=tokens.device)[:, None]
+    batch = torch.arange(len(tokens), device=tokens.device)[:, None]
     count, used = tokens.shape[1], beam.ancestors.shape[-1]
     x, residual = head.enter(head.carry(beam.hidden[batch, parents]), head.embed(tokens))
     positions = beam.position[:, None].expand(-1, count)
-    queries, keys, values = layer.read(x, positions)
-    memory = _with_room(beam.memory, keys, beam.reach + used + count)
-    start, end = beam.reach + used, beam.reach + used + count
-    memory.keys[:, :, start:end], memory.values[:, :, start:end] = keys, values
+    memory = _with_room(beam.memory, head.layer, x, beam.reach + used + count)
     itself = torch.eye(count, dtype=torch.bool, device=tokens.device).expand(len(tokens), -1, -1)
     ancestors = torch.cat([beam.ancestors[batch, parents], itself], -1)  # [B, e, u + e]
-    seen = torch.cat([_held(memory, beam.reach)[:, None].expand(-1, count, -1), ancestors], -1)
-    attended = layer.attend(queries, memory.keys[:, :, :end], memory.values[:, :, :end], seen)
-    hidden = layer.finish(attended, residual)
+    start = torch.full_like(beam.position, beam.reach)
+    sight, end = Sight(memory.lengths, start, ancestors), slice(beam.reach + used + count)
+    hidden = head.layer.over(x, residual, positions, memory.keys[:, :, end], memory.values[:, :, end], sight)
     return head.logits(head.read(hidden)), Beam(hidden, memory, beam.reach, ancestors, beam.position + 1)
 
 
@@ -196,25 +205,15 @@ def _text(layer: DraftLayer, x: Tensor, at: Tensor) -> tuple[Tensor, Tensor, Ten
     return *layer.keys_values(x, positions[None]), positions <= at[:, :, None]
 
 
-def _held(memory: LayerMemory, reach: int) -> Tensor:
-    """[B, reach]: which slots hold accepted positions."""
-    return torch.arange(reach, device=memory.lengths.device) < memory.lengths[:, None]
-
-
-def _with_room(memory: LayerMemory | None, like: Tensor, slots: int) -> LayerMemory:
+def _with_room(memory: LayerMemory | None, layer: DraftLayer, x: Tensor, slots: int) -> LayerMemory:
     """The memory with at least ``slots`` slots; it doubles, so that growing costs little."""
     if memory is not None and memory.keys.shape[2] >= slots:
         return memory
-    batch, heads, _, size = like.shape
+    shape = layer.shape
     room = max(slots, 2 * memory.keys.shape[2]) if memory is not None else slots
-    blank = like.new_zeros(2, batch, heads, room, size)  # zeroed: 0 * NaN would still be NaN
+    # zeroed: 0 * NaN would still be NaN
+    blank = x.new_zeros(2, len(x), shape.num_key_value_heads, room, shape.head_dim)
     if memory is None:
-        return LayerMemory(blank[0], blank[1], torch.zeros(batch, dtype=torch.int64, device=like.device))
+        return LayerMemory(blank[0], blank[1], torch.zeros(len(x), dtype=torch.int64, device=x.device))
     blank[0, :, :, : memory.keys.shape[2]], blank[1, :, :, : memory.keys.shape[2]] = memory.keys, memory.values
     return LayerMemory(blank[0], blank[1], memory.lengths)
-
-
-def _write(memory: LayerMemory, keys: Tensor, values: Tensor, positions: Tensor) -> None:
-    slots = positions[:, None, :, None].expand_as(keys)
-    memory.keys.scatter_(2, slots, keys)
-    memory.values.scatter_(2, slots, values)

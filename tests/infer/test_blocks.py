@@ -7,7 +7,7 @@ import torch
 import transformers as tf
 from torch import Tensor
 
-from kit import SIZES
+from kit import MODELS, SIZES, build
 from treedraft.heads import PackedLinear, PackedPart, can_halve
 from treedraft.infer import Target, TargetOutput
 from treedraft.infer.cache import KVCache
@@ -16,44 +16,11 @@ from treedraft.tree import Tree
 
 TREE = Tree.from_paths([[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
 LENGTHS = torch.tensor([5, 19, 12])
-MIXED = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 32,
-}
-YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
-MODELS: dict[str, Any] = {
-    "llama": lambda: tf.LlamaConfig(**SIZES),
-    "llama, all heads": lambda: tf.LlamaConfig(**{**SIZES, "num_key_value_heads": 4}, tie_word_embeddings=True),
-    "llama, biases": lambda: tf.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True, hidden_act="gelu"),
-    "llama 3 rotations": lambda: tf.LlamaConfig(**SIZES, rope_parameters=LLAMA3),
-    "llama, yarn": lambda: tf.LlamaConfig(**SIZES, rope_parameters=YARN),
-    "mistral, window": lambda: tf.MistralConfig(**SIZES, sliding_window=8),
-    "qwen2": lambda: tf.Qwen2Config(**SIZES),
-    "qwen2, mixed windows": lambda: tf.Qwen2Config(
-        **SIZES, use_sliding_window=True, sliding_window=8, layer_types=MIXED
-    ),
-    "qwen3": lambda: tf.Qwen3Config(**SIZES, head_dim=32),
-}
 OTHERS: dict[str, Any] = {
     "gemma3": lambda: tf.Gemma3TextConfig(**{**SIZES, "head_dim": 32}, sliding_window=8, query_pre_attn_scalar=32),
     "smollm3": lambda: tf.SmolLM3Config(**SIZES),
     "phi3": lambda: tf.Phi3Config(**SIZES),
 }
-
-
-def build(config: Any, attention: str = "sdpa") -> tf.PreTrainedModel:
-    torch.manual_seed(5)
-    model = tf.AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().eval()
-    with torch.no_grad():  # biases and norms start alike: make them matter
-        for name, weight in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
-                weight.add_(0.3 * torch.randn(weight.shape))
-    return model
 
 
 @torch.inference_mode()
@@ -77,12 +44,14 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.usefixtures("compiled_part")
+@pytest.mark.parametrize("how", ["plain", "packed", "compiled"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_ragged_tree_gives_the_logits_features_and_cache_of_the_model(name: str, pack: bool) -> None:
+def test_a_ragged_tree_gives_the_logits_features_and_cache_of_the_model(name: str, how: str) -> None:
     reference = Target(build(MODELS[name]()), own_blocks=False)
-    target = Target(build(MODELS[name]()), pack=pack)
-    assert (target.forward_name, reference.forward_name) == ("own blocks", "transformers")
+    target = Target(build(MODELS[name]()), pack=how != "plain", compiled=how == "compiled")
+    expected_name = "compiled" if how == "compiled" else "own blocks"
+    assert (target.forward_name, reference.forward_name) == (expected_name, "transformers")
     (found, cache), (expected, other) = run(target), run(reference)
     assert_same(found.logits, expected.logits)
     assert_same(found.features, expected.features)

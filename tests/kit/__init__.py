@@ -4,12 +4,14 @@
 """
 
 from .compare import compare
+from .families import MODELS, build
 from .heads import KINDS, PlainScores, any_config, any_head, medusa_config, random_heads, ring_heads, trained_heads
 from .targets import SIZES, TARGETS, markov_rand, markov_ring, target, zoo
 from .words import TEMPLATES, VOCAB, WORD_ID, tokenizer
 
 __all__ = [
     "KINDS",
+    "MODELS",
     "SIZES",
     "TARGETS",
     "TEMPLATES",
@@ -18,6 +20,7 @@ __all__ = [
     "PlainScores",
     "any_config",
     "any_head",
+    "build",
     "compare",
     "markov_rand",
     "markov_ring",

@@ -1,0 +1,141 @@
+// x W^T for a few rows x and a large W, fp32 sums: what a forward over a small tree spends its time on.
+//
+// W [N, K] is packed once into panels of P outputs, [N / P, K, P], P being two vectors of the processor, so that a panel
+// is read from memory once, in order, and every number read is used for up to six rows that stay in registers. Numbers
+// are fp32, fp16 or int8 (with a scale for each output); fp16 holds a bf16 or fp16 checkpoint in half the bytes.
+//
+// Each output is one chain of multiply-adds over k = 0 .. K - 1, whatever the number of rows: a row's result is the same
+// to the bit alone and in a tree.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/cpu/vec/functional.h>
+#include <ATen/cpu/vec/vec.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+namespace treedraft {
+
+using at::Tensor;
+using FloatVec = at::vec::Vectorized<float>;
+
+constexpr int64_t kLanes = FloatVec::size();
+constexpr int64_t kPanel = 2 * kLanes;
+constexpr int64_t kTile = 6;        // rows: 12 sums, 2 weights and 1 input fit the 16 registers of AVX2
+constexpr int64_t kRowBlock = 96;   // rows that stay in the second cache while panels pass by
+constexpr int64_t kAhead = 512;     // numbers that are asked for before they are needed
+
+// The compiler's own vectors: at::vec's are classes, which gcc does not always keep in registers.
+typedef float Sum __attribute__((vector_size(sizeof(FloatVec)), aligned(4), may_alias));
+
+inline Sum as_sum(FloatVec from) {
+  Sum to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+inline std::tuple<FloatVec, FloatVec> widen(const float* from) {
+  return {FloatVec::loadu(from), FloatVec::loadu(from + kLanes)};
+}
+inline std::tuple<FloatVec, FloatVec> widen(const at::Half* from) {
+  return at::vec::convert_half_float(at::vec::Vectorized<at::Half>::loadu(from));
+}
+inline std::tuple<FloatVec, FloatVec> widen(const int8_t* from) {
+  using Bytes = at::vec::Vectorized<int8_t>;
+  return {at::vec::convert_int8_to_float(Bytes::loadu(from, kLanes)),
+          at::vec::convert_int8_to_float(Bytes::loadu(from + kLanes, kLanes))};
+}
+
+// out[m, 0..P) of M rows x [M, K], for one panel.
+template <int M, typename W>
+void tile(const float* __restrict x, int64_t inner, const W* __restrict panel, float* __restrict out, int64_t stride) {
+  Sum sums[M][2];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = Sum{};
+  for (int64_t k = 0; k < inner; ++k) {
+    __builtin_prefetch(panel + k * kPanel + kAhead);
+    const auto [first, second] = widen(panel + k * kPanel);
+    const Sum left = as_sum(first), right = as_sum(second);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const float number = x[m * inner + k];
+      sums[m][0] += number * left;
+      sums[m][1] += number * right;
+    }
+  }
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) {
+    *reinterpret_cast<Sum*>(out + m * stride) = sums[m][0];
+    *reinterpret_cast<Sum*>(out + m * stride + kLanes) = sums[m][1];
+  }
+}
+
+template <int M, typename W>
+void tile_of(int64_t rows, const float* x, int64_t inner, const W* panel, float* out, int64_t stride) {
+  if (rows == M) tile<M>(x, inner, panel, out, stride);
+  else if constexpr (M > 1) tile_of<M - 1>(rows, x, inner, panel, out, stride);
+}
+
+struct Epilogue {
+  const float *scale, *bias;  // of each output, or null
+
+  void operator()(float* out, int64_t stride, int64_t rows, int64_t first, int64_t width) const {
+    for (int64_t m = 0; m < rows && (scale || bias); ++m)
+      for (int64_t j = 0; j < width; ++j)
+        out[m * stride + j] = out[m * stride + j] * (scale ? scale[first + j] : 1.0f) + (bias ? bias[first + j] : 0.0f);
+  }
+};
+
+template <typename W>
+void product(const float* x, int64_t rows, int64_t inner, const W* panels, float* out, int64_t outputs, Epilogue finish) {
+  at::parallel_for(0, (outputs + kPanel - 1) / kPanel, 1, [&](int64_t begin, int64_t end) {
+    std::vector<float> spare(std::min(rows, kRowBlock) * kPanel);
+    for (int64_t top = 0; top < rows; top += kRowBlock) {
+      const int64_t height = std::min(kRowBlock, rows - top), tiles = (height + kTile - 1) / kTile;
+      for (int64_t p = begin; p < end; ++p) {
+        const int64_t width = std::min(kPanel, outputs - p * kPanel);
+        float* block = out + top * outputs + p * kPanel;
+        float* to = width == kPanel ? block : spare.data();
+        const int64_t stride = width == kPanel ? outputs : kPanel;
+        for (int64_t t = 0; t < tiles; ++t) {
+          const int64_t from = t * height / tiles, until = (t + 1) * height / tiles;
+          tile_of<kTile>(until - from, x + (top + from) * inner, inner, panels + p * inner * kPanel, to + from * stride, stride);
+        }
+        finish(to, stride, height, p * kPanel, width);
+        if (width < kPanel)
+          for (int64_t m = 0; m < height; ++m) std::copy_n(to + m * kPanel, width, block + m * outputs);
+      }
+    }
+  });
+}
+
+// x: [R, K] fp32; panels: [N / P, K, P]; scale, bias: [N] fp32. Returns [R, N].
+inline Tensor multiply(const Tensor& x, const Tensor& panels, const std::optional<Tensor>& scale,
+                       const std::optional<Tensor>& bias, int64_t outputs) {
+  const int64_t rows = x.size(0), inner = x.size(1);
+  TORCH_CHECK(x.scalar_type() == at::kFloat && x.is_contiguous() && panels.is_contiguous(), "contiguous fp32 rows");
+  TORCH_CHECK(panels.dim() == 3 && panels.size(0) == (outputs + kPanel - 1) / kPanel && panels.size(1) == inner &&
+              panels.size(2) == kPanel, "rows of ", inner, " numbers and panels of shape ", panels.sizes());
+  for (const auto& each : {scale, bias})
+    TORCH_CHECK(!each || (each->numel() == outputs && each->scalar_type() == at::kFloat && each->is_contiguous()), "one number for each output");
+  Tensor out = at::empty({rows, outputs}, x.options());
+  const auto of = [&](const auto* weights) {
+    const Epilogue finish{scale ? scale->const_data_ptr<float>() : nullptr, bias ? bias->const_data_ptr<float>() : nullptr};
+    product(x.const_data_ptr<float>(), rows, inner, weights, out.data_ptr<float>(), outputs, finish);
+  };
+  switch (panels.scalar_type()) {
+    case at::kFloat: of(panels.const_data_ptr<float>()); break;
+    case at::kHalf: of(panels.const_data_ptr<at::Half>()); break;
+    case at::kChar: of(panels.const_data_ptr<int8_t>()); break;
+    default: TORCH_CHECK(false, "panels of fp32, fp16 or int8, got ", panels.dtype());
+  }
+  return out;
+}
+
+}  // namespace treedraft
