@@ -21,6 +21,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from ..heads import native
 from ..tree import Draft, DynamicTree, Shape, Tree, path_nodes
 from .path import Path
 from .rejection import Candidates, Law, Outcome, block_verification, chain_rejection, recursive_rejection, traversal
@@ -46,8 +47,11 @@ def lossless(draft: Draft, logits: Tensor, text: Text, sampler: Sampler) -> Path
 
 def _argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """argmax over V, ties to the lowest id, and whether it can be trusted: NaN and +inf surface in the maximum."""
-    best = logits.max(-1)
-    return best.indices, torch.isfinite(best.values)
+    if native.loaded() and logits.device.type == "cpu" and logits.dtype == torch.float32:
+        values, indices = torch.ops.treedraft.largest(logits.contiguous())  # torch's takes 60 us a row
+    else:
+        values, indices = logits.max(-1)
+    return indices, torch.isfinite(values)
 
 
 def _match(draft: Draft, best: Tensor, finite: Tensor) -> Path:

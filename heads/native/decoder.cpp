@@ -404,8 +404,28 @@ Tensor linear(const Tensor& x, const Tensor& panels, const std::optional<Tensor>
   return treedraft::multiply(x.reshape({-1, x.size(-1)}).contiguous(), panels, scale, bias, outputs).view(shape);
 }
 
+// The largest of each row of x [..., V] fp32 and the first place that holds it; NaN if there is one anywhere.
+std::tuple<Tensor, Tensor> largest(const Tensor& x) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat && x.is_contiguous() && x.numel() > 0, "contiguous fp32 rows");
+  const auto shape = x.sizes().slice(0, x.dim() - 1);
+  const int64_t size = x.size(-1), rows = x.numel() / size;
+  Tensor values = at::empty(shape, x.options()), places = at::empty(shape, x.options().dtype(at::kLong));
+  const float* from = x.const_data_ptr<float>();
+  float* best = values.data_ptr<float>();
+  int64_t* place = places.data_ptr<int64_t>();
+  at::parallel_for(0, rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const float* row = from + i * size;
+      best[i] = at::vec::reduce_all<float>([](Vec a, Vec b) { return at::vec::maximum(a, b); }, row, size);
+      place[i] = std::isnan(best[i]) ? 0 : std::find(row, row + size, best[i]) - row;
+    }
+  });
+  return {values, places};
+}
+
 TORCH_LIBRARY(treedraft, library) {
   library.def("panel() -> int", []() { return treedraft::kPanel; });
+  library.def("largest(Tensor x) -> (Tensor values, Tensor places)", largest);
   library.def("linear(Tensor x, Tensor panels, Tensor? scale, Tensor? bias, int outputs) -> Tensor", linear);
   library.class_<Layers>("Layers")
       .def(torch::init<>())

@@ -27,9 +27,9 @@ using FloatVec = at::vec::Vectorized<float>;
 
 constexpr int64_t kLanes = FloatVec::size();
 constexpr int64_t kPanel = 2 * kLanes;
-constexpr int64_t kTile = 6;        // rows: 12 sums, 2 weights and 1 input fit the 16 registers of AVX2
-constexpr int64_t kRowBlock = 96;   // rows that stay in the second cache while panels pass by
-constexpr int64_t kAhead = 512;     // numbers that are asked for before they are needed
+constexpr int64_t kTile = 6;         // rows: 12 sums, 2 weights and 1 input fit the 16 registers of AVX2
+constexpr int64_t kTileBlock = 64;   // tiles that stay in the cache while panels pass by
+constexpr int64_t kAhead = 512;      // numbers that are asked for before they are needed
 
 // The compiler's own vectors: at::vec's are classes, which gcc does not always keep in registers.
 typedef float Sum __attribute__((vector_size(sizeof(FloatVec)), aligned(4), may_alias));
@@ -52,19 +52,20 @@ inline std::tuple<FloatVec, FloatVec> widen(const int8_t* from) {
           at::vec::convert_int8_to_float(Bytes::loadu(from + kLanes, kLanes))};
 }
 
-// out[m, 0..P) of M rows x [M, K], for one panel.
+// out[m, 0..P) of M rows for one panel. x: [K, M], so that one stream of numbers goes in beside the panel's.
 template <int M, typename W>
 void tile(const float* __restrict x, int64_t inner, const W* __restrict panel, float* __restrict out, int64_t stride) {
   Sum sums[M][2];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = Sum{};
+#pragma GCC unroll 2
   for (int64_t k = 0; k < inner; ++k) {
     __builtin_prefetch(panel + k * kPanel + kAhead);
     const auto [first, second] = widen(panel + k * kPanel);
     const Sum left = as_sum(first), right = as_sum(second);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      const float number = x[m * inner + k];
+      const float number = x[k * M + m];
       sums[m][0] += number * left;
       sums[m][1] += number * right;
     }
@@ -82,6 +83,27 @@ void tile_of(int64_t rows, const float* x, int64_t inner, const W* panel, float*
   else if constexpr (M > 1) tile_of<M - 1>(rows, x, inner, panel, out, stride);
 }
 
+// The rows cut into tiles as even as can be.
+struct Tiles {
+  int64_t rows, count;
+
+  explicit Tiles(int64_t all) : rows(all), count((all + kTile - 1) / kTile) {}
+  int64_t start(int64_t tile) const { return tile * rows / count; }
+};
+
+// x [R, K] with the rows of every tile side by side, [K, M] each.
+inline std::vector<float> interleaved(const float* x, Tiles tiles, int64_t inner) {
+  std::vector<float> out(tiles.rows * inner);
+  at::parallel_for(0, tiles.count, 8, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      const int64_t top = tiles.start(t), height = tiles.start(t + 1) - top;
+      for (int64_t m = 0; m < height; ++m)
+        for (int64_t k = 0; k < inner; ++k) out[top * inner + k * height + m] = x[(top + m) * inner + k];
+    }
+  });
+  return out;
+}
+
 struct Epilogue {
   const float *scale, *bias;  // of each output, or null
 
@@ -94,24 +116,26 @@ struct Epilogue {
 
 template <typename W>
 void product(const float* x, int64_t rows, int64_t inner, const W* panels, float* out, int64_t outputs, Epilogue finish) {
+  const Tiles tiles(rows);
+  std::vector<float> mixed;
+  if (rows > 1) {
+    mixed = interleaved(x, tiles, inner);
+    x = mixed.data();
+  }
   at::parallel_for(0, (outputs + kPanel - 1) / kPanel, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> spare(std::min(rows, kRowBlock) * kPanel);
-    for (int64_t top = 0; top < rows; top += kRowBlock) {
-      const int64_t height = std::min(kRowBlock, rows - top), tiles = (height + kTile - 1) / kTile;
-      for (int64_t p = begin; p < end; ++p) {
-        const int64_t width = std::min(kPanel, outputs - p * kPanel);
-        float* block = out + top * outputs + p * kPanel;
-        float* to = width == kPanel ? block : spare.data();
-        const int64_t stride = width == kPanel ? outputs : kPanel;
-        for (int64_t t = 0; t < tiles; ++t) {
-          const int64_t from = t * height / tiles, until = (t + 1) * height / tiles;
-          tile_of<kTile>(until - from, x + (top + from) * inner, inner, panels + p * inner * kPanel, to + from * stride, stride);
+    float spare[kTile * kPanel];
+    for (int64_t block = 0; block < tiles.count; block += kTileBlock)
+      for (int64_t p = begin; p < end; ++p)
+        for (int64_t t = block; t < std::min(block + kTileBlock, tiles.count); ++t) {
+          const int64_t top = tiles.start(t), height = tiles.start(t + 1) - top, width = std::min(kPanel, outputs - p * kPanel);
+          float* place = out + top * outputs + p * kPanel;
+          float* to = width == kPanel ? place : spare;
+          const int64_t stride = width == kPanel ? outputs : kPanel;
+          tile_of<kTile>(height, x + top * inner, inner, panels + p * inner * kPanel, to, stride);
+          finish(to, stride, height, p * kPanel, width);
+          if (width < kPanel)
+            for (int64_t m = 0; m < height; ++m) std::copy_n(to + m * kPanel, width, place + m * outputs);
         }
-        finish(to, stride, height, p * kPanel, width);
-        if (width < kPanel)
-          for (int64_t m = 0; m < height; ++m) std::copy_n(to + m * kPanel, width, block + m * outputs);
-      }
-    }
   });
 }
 

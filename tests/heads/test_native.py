@@ -67,6 +67,21 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         torch.ops.treedraft.linear(numbers(2, 8), panels, None, numbers(41), 40)
 
 
+@compiled
+@pytest.mark.parametrize("size", [1, 7, 16, 1000, 49_152])
+def test_the_largest_is_torchs_ties_going_to_the_first_and_nan_showing(size: int) -> None:
+    x = (numbers(2, 3, size) * 4).round()  # many ties
+    values, places = torch.ops.treedraft.largest(x)
+    assert torch.equal(values, x.amax(-1))
+    assert torch.equal(places, (x == values[..., None]).int().argmax(-1))
+    for wrong in (float("nan"), float("inf")):
+        for place in {0, size // 2, size - 1}:
+            broken = x.clone()
+            broken[1, 2, place] = wrong
+            values, _ = torch.ops.treedraft.largest(broken)
+            assert torch.isfinite(values).tolist() == [[True, True, True], [True, True, False]]
+
+
 def draft_layer(packed: bool) -> DraftLayer:
     torch.manual_seed(3)
     layer = DraftLayer(SHAPE, 96)
