@@ -3,10 +3,10 @@
 An ordinary ``F.linear`` lays the weight out anew for every product of 2 to 32 rows. Packed once, a forward over 8
 nodes costs little more than one over a single node, which is what makes a small tree pay on a CPU.
 
-A product of few rows waits for its weights to come from memory. Models are published in bf16 or fp16, and fp16 holds
-the weights of both, but for numbers so small that they do not count: a matrix of fp32 of that kind is kept in
-fp16, half the bytes, and multiplied in fp32. The compiled part (native/) multiplies both kinds, and gives a row the
-same bits alone and beside others; without it, torch's FBGEMM multiplies the first kind and oneDNN everything else.
+A product of few rows waits for its weights to come from memory. Models are published in bf16 or fp16: a matrix of fp32
+that bf16 or fp16 holds is kept in that, half the bytes, and multiplied in fp32. The compiled part (native/) multiplies
+any of them, and gives a row the same bits alone and beside others. Without it, torch's FBGEMM multiplies fp16 (which
+holds bf16 weights too, but for numbers so small that they do not count), and oneDNN everything else.
 """
 
 from __future__ import annotations
@@ -37,15 +37,18 @@ class PackedLinear(nn.Module):
         self._bias = None if bias is None else bias.detach().contiguous()
         self.compiled = weight.dtype == torch.float32 and (native.loaded() if compiled is None else compiled)
         """Whether the compiled part multiplies it."""
-        self.halved = can_halve(weight, self.compiled)
-        """Whether the weight is kept in fp16."""
-        if self.halved:
+        exact = self.compiled and torch.equal(weight.bfloat16().float(), weight)
+        self.halved = exact or can_halve(weight, self.compiled)
+        """Whether the weight is kept in 16 bits."""
+        self._lost: Any = None
+        if self.halved and not exact:
             half = weight.half().float()
             self._lost = (half != weight).nonzero(as_tuple=True)
             self._true = weight[self._lost]
             weight = half
         if self.compiled:
-            self._packed: Any = in_panels(weight.half() if self.halved else weight)
+            kept = torch.bfloat16 if exact else torch.float16 if self.halved else torch.float32
+            self._packed: Any = in_panels(weight.to(kept))
         elif self.halved:
             self._packed = torch.ops.quantized.linear_prepack_fp16(weight, self._bias)
         else:
@@ -62,12 +65,12 @@ class PackedLinear(nn.Module):
     def dense_weight(self) -> Tensor:
         """The weight [out, in] in its ordinary layout, the bits that were given."""
         if self.compiled:
-            weight = self._packed.transpose(1, 2).flatten(0, 1)[: self.out_features].float()
+            weight = out_of_panels(self._packed)[: self.out_features].float()
         elif self.halved:
             weight = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
         else:
             weight = self._packed.to_dense()
-        return weight.index_put_(self._lost, self._true) if self.halved else weight
+        return weight if self._lost is None else weight.index_put_(self._lost, self._true)
 
     def add_to(self, layers: Any) -> None:
         """Hands itself to the compiled part's stack of layers, as the next linear layer."""
@@ -85,11 +88,23 @@ class PackedLinear(nn.Module):
 
 
 def in_panels(weight: Tensor) -> Tensor:
-    """[N, K] as panels [N / P, K, P] of P outputs each (native/matrix.h), the last one filled up with zeros."""
+    """[N, K] as panels [N / P, K, P] of P outputs each (native/matrix.h), the last one filled up with zeros.
+
+    The outputs of a panel's two vectors lie in turns in bf16, one after the other in other dtypes.
+    """
     width = torch.ops.treedraft.panel()
     outputs, inner = weight.shape
-    filled = nn.functional.pad(weight, (0, 0, 0, -outputs % width))
-    return filled.view(-1, width, inner).transpose(1, 2).contiguous()
+    filled = nn.functional.pad(weight, (0, 0, 0, -outputs % width)).view(-1, 2, width // 2, inner)
+    in_turns = weight.dtype == torch.bfloat16
+    order = (0, 3, 2, 1) if in_turns else (0, 3, 1, 2)
+    return filled.permute(order).flatten(2).contiguous()
+
+
+def out_of_panels(panels: Tensor) -> Tensor:
+    """What ``in_panels`` packed, zeros at the end included."""
+    in_turns = panels.dtype == torch.bfloat16
+    parts = panels.unflatten(2, (-1, 2)).transpose(2, 3) if in_turns else panels.unflatten(2, (2, -1))
+    return parts.permute(0, 2, 3, 1).flatten(0, 2)
 
 
 class PackedPart(nn.Module):

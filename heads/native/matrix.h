@@ -2,7 +2,9 @@
 //
 // W [N, K] is packed once into panels of P outputs, [N / P, K, P], P being two vectors of the processor, so that a panel
 // is read from memory once, in order, and every number read is used for up to six rows that stay in registers. Numbers
-// are fp32, fp16 or int8 (with a scale for each output); fp16 holds a bf16 or fp16 checkpoint in half the bytes.
+// are fp32, bf16, fp16 or int8 (with a scale for each output). Widening bf16 is a shift for one vector and a mask for the
+// other, if the two vectors' outputs lie in turns; fp16 and int8 take what costs a third of a product of many rows, which
+// are therefore widened once for all of them.
 //
 // Each output is one chain of multiply-adds over k = 0 .. K - 1, whatever the number of rows: a row's result is the same
 // to the bit alone and in a tree.
@@ -17,7 +19,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
-#include <tuple>
+#include <type_traits>
 #include <vector>
 
 namespace treedraft {
@@ -34,22 +36,33 @@ constexpr int64_t kAhead = 512;      // numbers that are asked for before they a
 // The compiler's own vectors: at::vec's are classes, which gcc does not always keep in registers.
 typedef float Sum __attribute__((vector_size(sizeof(FloatVec)), aligned(4), may_alias));
 
+typedef uint32_t Words __attribute__((vector_size(sizeof(FloatVec)), aligned(2), may_alias));
+
 inline Sum as_sum(FloatVec from) {
   Sum to;
   std::memcpy(&to, &from, sizeof to);
   return to;
 }
 
-inline std::tuple<FloatVec, FloatVec> widen(const float* from) {
-  return {FloatVec::loadu(from), FloatVec::loadu(from + kLanes)};
+struct Pair {
+  Sum left, right;
+};
+
+inline Pair widen(const float* from) {
+  return {*reinterpret_cast<const Sum*>(from), *reinterpret_cast<const Sum*>(from + kLanes)};
 }
-inline std::tuple<FloatVec, FloatVec> widen(const at::Half* from) {
-  return at::vec::convert_half_float(at::vec::Vectorized<at::Half>::loadu(from));
+inline Pair widen(const at::BFloat16* from) {
+  const Words both = *reinterpret_cast<const Words*>(from);
+  return {reinterpret_cast<Sum>(both << 16), reinterpret_cast<Sum>(both & 0xffff0000u)};
 }
-inline std::tuple<FloatVec, FloatVec> widen(const int8_t* from) {
+inline Pair widen(const at::Half* from) {
+  const auto [left, right] = at::vec::convert_half_float(at::vec::Vectorized<at::Half>::loadu(from));
+  return {as_sum(left), as_sum(right)};
+}
+inline Pair widen(const int8_t* from) {
   using Bytes = at::vec::Vectorized<int8_t>;
-  return {at::vec::convert_int8_to_float(Bytes::loadu(from, kLanes)),
-          at::vec::convert_int8_to_float(Bytes::loadu(from + kLanes, kLanes))};
+  return {as_sum(at::vec::convert_int8_to_float(Bytes::loadu(from, kLanes))),
+          as_sum(at::vec::convert_int8_to_float(Bytes::loadu(from + kLanes, kLanes)))};
 }
 
 // out[m, 0..P) of M rows for one panel. x: [K, M], so that one stream of numbers goes in beside the panel's.
@@ -61,8 +74,7 @@ void tile(const float* __restrict x, int64_t inner, const W* __restrict panel, f
 #pragma GCC unroll 2
   for (int64_t k = 0; k < inner; ++k) {
     __builtin_prefetch(panel + k * kPanel + kAhead);
-    const auto [first, second] = widen(panel + k * kPanel);
-    const Sum left = as_sum(first), right = as_sum(second);
+    const auto [left, right] = widen(panel + k * kPanel);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
       const float number = x[k * M + m];
@@ -123,19 +135,29 @@ void product(const float* x, int64_t rows, int64_t inner, const W* panels, float
     x = mixed.data();
   }
   at::parallel_for(0, (outputs + kPanel - 1) / kPanel, 1, [&](int64_t begin, int64_t end) {
+    constexpr bool slow = std::is_same_v<W, at::Half> || std::is_same_v<W, int8_t>;
     float spare[kTile * kPanel];
+    std::vector<float> wide(slow && tiles.count > 1 ? inner * kPanel : 0);
     for (int64_t block = 0; block < tiles.count; block += kTileBlock)
-      for (int64_t p = begin; p < end; ++p)
+      for (int64_t p = begin; p < end; ++p) {
+        const W* panel = panels + p * inner * kPanel;
+        for (int64_t k = 0; k < inner && !wide.empty(); ++k) {
+          const auto [left, right] = widen(panel + k * kPanel);
+          *reinterpret_cast<Sum*>(&wide[k * kPanel]) = left;
+          *reinterpret_cast<Sum*>(&wide[k * kPanel + kLanes]) = right;
+        }
         for (int64_t t = block; t < std::min(block + kTileBlock, tiles.count); ++t) {
           const int64_t top = tiles.start(t), height = tiles.start(t + 1) - top, width = std::min(kPanel, outputs - p * kPanel);
           float* place = out + top * outputs + p * kPanel;
           float* to = width == kPanel ? place : spare;
           const int64_t stride = width == kPanel ? outputs : kPanel;
-          tile_of<kTile>(height, x + top * inner, inner, panels + p * inner * kPanel, to, stride);
+          if (wide.empty()) tile_of<kTile>(height, x + top * inner, inner, panel, to, stride);
+          else tile_of<kTile>(height, x + top * inner, inner, wide.data(), to, stride);
           finish(to, stride, height, p * kPanel, width);
           if (width < kPanel)
             for (int64_t m = 0; m < height; ++m) std::copy_n(to + m * kPanel, width, place + m * outputs);
         }
+      }
   });
 }
 
@@ -155,9 +177,10 @@ inline Tensor multiply(const Tensor& x, const Tensor& panels, const std::optiona
   };
   switch (panels.scalar_type()) {
     case at::kFloat: of(panels.const_data_ptr<float>()); break;
+    case at::kBFloat16: of(panels.const_data_ptr<at::BFloat16>()); break;
     case at::kHalf: of(panels.const_data_ptr<at::Half>()); break;
     case at::kChar: of(panels.const_data_ptr<int8_t>()); break;
-    default: TORCH_CHECK(false, "panels of fp32, fp16 or int8, got ", panels.dtype());
+    default: TORCH_CHECK(false, "panels of fp32, bf16, fp16 or int8, got ", panels.dtype());
   }
   return out;
 }

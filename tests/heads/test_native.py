@@ -10,7 +10,7 @@ from torch import Tensor
 
 from treedraft.heads import PackedLinear, native
 from treedraft.heads.layer import DraftLayer, LayerShape, Sight, pack_head
-from treedraft.heads.linear import in_panels
+from treedraft.heads.linear import in_panels, out_of_panels
 
 compiled = pytest.mark.usefixtures("compiled_part")
 SHAPE = LayerShape(48, 80, 6, 2, 24)
@@ -23,15 +23,16 @@ def numbers(*sizes: int) -> Tensor:
 @compiled
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("inner", "outputs"), [(1, 1), (37, 100), (64, 16), (130, 33)])
-@pytest.mark.parametrize("kind", ["fp32", "fp16", "int8"])
+@pytest.mark.parametrize("kind", ["fp32", "bf16", "fp16", "int8"])
 def test_a_product_equals_torchs_for_any_number_of_rows(kind: str, inner: int, outputs: int, bias: bool) -> None:
     weight, scale = numbers(outputs, inner), None
-    if kind == "fp16":
-        weight = weight.half()
+    if kind in ("fp16", "bf16"):
+        weight = weight.half() if kind == "fp16" else weight.bfloat16()
     if kind == "int8":
         scale = weight.abs().amax(1) / 127
         weight = (weight / scale[:, None]).round().to(torch.int8)
     added = numbers(outputs) if bias else None
+    assert torch.equal(out_of_panels(in_panels(weight))[:outputs], weight)
     plain = weight.float() if scale is None else weight.float() * scale[:, None]
     for rows in (*range(1, 20), 96, 97, 200):
         x = numbers(rows, inner)
@@ -40,7 +41,7 @@ def test_a_product_equals_torchs_for_any_number_of_rows(kind: str, inner: int, o
 
 
 @compiled
-@pytest.mark.parametrize("born", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("born", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_row_has_the_same_bits_alone_and_beside_any_others(born: torch.dtype) -> None:
     layer = PackedLinear(numbers(70, 300).to(born).float(), numbers(70), compiled=True)
     x = numbers(120, 300)
