@@ -1,8 +1,8 @@
-"""T(n): what one target forward over n new tokens costs here, as Hugging Face runs it and with packed linear layers.
+"""T(n): what one target forward over n new tokens costs here: by Hugging Face's modules, lean and packed, and compiled.
 
     python benchmarks/forward_cost.py --target smollm2-135m --dtype auto --context 256
 
-The two are timed in turns, n by n; the figure is the median. Decoding pays if the mean accepted length of a tree of n
+They are timed in turns, n by n; the figure is the median. Decoding pays if the mean accepted length of a tree of n
 nodes exceeds T(n) / T(1) with something to spare for drafting and verifying.
 """
 
@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from treedraft.heads import native
 from treedraft.infer import Target, load_model, machine, versions
 from treedraft.infer.masks import causal_ancestors
 from treedraft.tree import Tree
@@ -44,8 +45,13 @@ def main(
     context: Annotated[int, typer.Option(help="Tokens in the cache.")] = 256,
     repeats: Annotated[int, typer.Option(help="Forwards of each kind.")] = 15,
 ) -> None:
-    models = {"plain": Target(load_model(target, dtype)[0]), "packed": Target(load_model(target, dtype)[0], pack=True)}
-    table = Table("n", "plain, ms", "packed, ms", "packed T(n)/T(1)")
+    native.load()
+    models = {
+        "Hugging Face": Target(load_model(target, dtype)[0], own_blocks=False),
+        "packed": Target(load_model(target, dtype)[0], pack=True, compiled=False),
+        "compiled": Target(load_model(target, dtype)[0], pack=True, compiled=True),
+    }
+    table = Table("n", *(f"{name}, ms" for name in models), "compiled T(n)/T(1)")
     first = 0.0
     for nodes in SIZES:
         runs = {name: forward_over(model, context, nodes) for name, model in models.items()}
@@ -55,11 +61,11 @@ def main(
                 start = time.perf_counter()
                 run()
                 seconds[name].append(time.perf_counter() - start)
-        plain, packed = (1e3 * statistics.median(seconds[name]) for name in ("plain", "packed"))
-        first = first or packed
-        table.add_row(str(nodes), f"{plain:.1f}", f"{packed:.1f}", f"{packed / first:.2f}")
+        middle = [1e3 * statistics.median(seconds[name]) for name in models]
+        first = first or middle[-1]
+        table.add_row(str(nodes), *(f"{ms:.1f}" for ms in middle), f"{middle[-1] / first:.2f}")
     console = Console()
-    console.print(f"{target}, {models['packed'].dtype}, {context} tokens cached, one row")
+    console.print(f"{target}, {models['compiled'].dtype}, {context} tokens cached, one row")
     console.print(machine(), versions())
     console.print(table)
 

@@ -72,7 +72,7 @@ FULL = Scale(
     bench_prompts=10,
     bench_tokens=48,
     repeats=2,
-    tree="best:6",
+    tree="best:3",
 )
 FAST = replace(
     FULL,

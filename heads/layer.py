@@ -130,7 +130,9 @@ class DraftLayer(nn.Module):
     def compiled(self) -> bool:
         return self._stack is not None
 
-    def over(self, x: Tensor, residual: Tensor, positions: Tensor, keys: Tensor, values: Tensor, sight: Sight) -> Tensor:
+    def over(
+        self, x: Tensor, residual: Tensor, positions: Tensor, keys: Tensor, values: Tensor, sight: Sight
+    ) -> Tensor:
         """The layer's output [B, n, H] of new rows x [B, n, X] with residual [B, n, H] at ``positions`` [B, n].
 
         keys, values: [B, g, S, d], of which the new rows' slots are written.

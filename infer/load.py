@@ -50,8 +50,8 @@ def load_target(
     dtype: fp32, bf16, fp16 or auto (bf16 where the machine multiplies it, else fp32). device: cpu, cuda or auto.
     attention: sdpa, eager or auto (what the model supports). adapter: a folder with a LoRA adapter that is merged into
     the model: the target is the adapted model, and losslessness speaks of its text. compile: whether packed layers, the
-    target's and its heads', run in the compiled part (heads/native): on, off, or auto, which takes it if it was compiled
-    before or ``work`` tokens are enough to compile it for.
+    target's and its heads', run in the compiled part (heads/native): on, off, or auto, which takes it if it was
+    compiled before or ``work`` tokens are enough to compile it for.
     Raises TargetError if model or adapter cannot be found, do not fit, or cannot be a target, and if compile is on and
     the machine cannot.
     """

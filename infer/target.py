@@ -42,7 +42,8 @@ class Target:
     """A frozen causal language model that verifies trees.
 
     ``pack`` packs the linear layers of a CPU model in place (see heads/linear.py), which leaves it fit for inference
-    alone; ``compiled`` runs packed layers in the compiled part, None wherever this process has it (heads/native). Models of Llama's family run through their blocks written out (blocks.py), compared here with the model's own
+    alone; ``compiled`` runs packed layers in the compiled part, None wherever this process has it (heads/native).
+    Models of Llama's family run through their blocks written out (blocks.py), compared here with the model's own
     forward, which any other model uses; ``own_blocks=False`` asks for it. ``adapter_hash`` names the adapter that was
     merged into the model, if one was. Raises TargetError, naming the cause, for models whose attention cannot follow a
     tree.
