@@ -8,7 +8,7 @@ from .files import HEADS, HeadWarning, build_head, load_head, save_head
 from .fill import Steps, fill
 from .hybrid import Hybrid, HybridConfig, only_dynamic
 from .hydra import Hydra, HydraConfig
-from .layer import LayerShape
+from .layer import LayerShape, Sight
 from .linear import PackedLinear, PackedPart, can_halve, can_pack, pack_linears, pack_sides, stack_layers
 from .medusa import Medusa, MedusaConfig
 from .ngram import NGram, NGramConfig
@@ -46,6 +46,7 @@ __all__ = [
     "PackedPart",
     "Recycling",
     "RecyclingConfig",
+    "Sight",
     "Steps",
     "Suffix",
     "SuffixConfig",

@@ -120,7 +120,7 @@ class DraftLayer(nn.Module):
         self._rope = rotary_frequencies(shape)  # a tuple stays in fp32 whatever the module is cast to
         self._stack: Any = None
 
-    def compile(self) -> None:
+    def use_compiled_part(self) -> None:
         """Runs ``over`` in the compiled part from now on, where the packed layers allow it."""
         shape, norm = self.shape, self.post_attention_layernorm
         sizes = (shape.num_attention_heads, shape.num_key_value_heads, norm.eps, shape.head_dim**-0.5, 0, "silu")
@@ -143,9 +143,8 @@ class DraftLayer(nn.Module):
             return self._stack.run(x, residual, torch.cat([cos, cos], -1), torch.cat([sin, sin], -1), *caches, [1])[0]
         queries, new_keys, new_values = self.read(x, positions)
         first_own = sight.start + sight.ancestors.shape[-1] - x.shape[1]
-        slots = (first_own[:, None] + torch.arange(x.shape[1], device=x.device))[:, None, :, None].expand_as(new_keys)
-        keys.scatter_(2, slots, new_keys)
-        values.scatter_(2, slots, new_values)
+        slots = first_own[:, None] + torch.arange(x.shape[1], device=x.device)
+        write(keys, values, new_keys, new_values, slots)
         return self.finish(self.attend(queries, keys, values, sight.seen(keys.shape[2])), residual)
 
     def read(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -191,6 +190,13 @@ class DraftLayer(nn.Module):
         return (torch.cos(angles) * scale).to(dtype), (torch.sin(angles) * scale).to(dtype)
 
 
+def write(keys: Tensor, values: Tensor, new_keys: Tensor, new_values: Tensor, slots: Tensor) -> None:
+    """Puts new keys and values [B, g, n, d] into the slots [B, n] of those held [B, g, S, d], in place."""
+    places = slots[:, None, :, None].expand_as(new_keys)
+    keys.scatter_(2, places, new_keys)
+    values.scatter_(2, places, new_values)
+
+
 def pack_head(head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Packs a head's linear layers in place where the CPU gains by it, those of its decoder layer side by side."""
     if can_pack(dtype, device):
@@ -198,7 +204,7 @@ def pack_head(head: nn.Module, dtype: torch.dtype, device: torch.device) -> None
         pack_sides(layers)
         pack_linears(head)
         for layer in layers:
-            layer.compile()
+            layer.use_compiled_part()
 
 
 def rotary_frequencies(shape: LayerShape) -> tuple[Tensor, float]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .base import Accepted, Memory
-from .layer import DraftLayer, Sight
+from .layer import DraftLayer, Sight, write
 
 SPARE_SLOTS = 64
 """Room for drafted nodes that a memory is made with."""
@@ -167,9 +167,7 @@ def read_accepted(
         hidden = layer.over(x, residual, positions, keys[:, :, end], values[:, :, end], sight)
         return hidden[batch, last], memory
     queries, new_keys, new_values = layer.read(x, positions)
-    slots = positions[:, None, :, None].expand_as(new_keys)
-    keys.scatter_(2, slots, new_keys)
-    values.scatter_(2, slots, new_values)
+    write(keys, values, new_keys, new_values, positions)
     queries = queries.gather(2, last[:, :, None, None].expand(-1, queries.shape[1], -1, queries.shape[3]))
     held = slice(accepted.reach)
     seen = (torch.arange(accepted.reach, device=x.device) < memory.lengths[:, None])[:, None]

@@ -67,13 +67,12 @@ def compiled_of(blocks: Blocks, window: Window | None) -> Compiled | None:
 
 
 def _parts(block: Block, blocks: Blocks, window: Window | None, activation: str) -> tuple[Any, ...]:
-    config, attention = blocks.body.config, block.attention
-    windowed = window is not None and (not window.mixed or block.mask == "sliding_attention")
+    """What ``stack_layers`` asks of a layer, in its order."""
+    attention, heads = block.attention, blocks.body.config.num_attention_heads
     norms = (block.attention_norm, block.mlp_norm, block.q_norm, block.k_norm)
     weights = [None if norm is None else norm.module.weight.detach() for norm in norms]
-    heads = config.num_attention_heads
-    sizes = (heads, heads // attention.num_key_value_groups, block.mlp_norm.module.variance_epsilon)
-    return (
-        *(attention, block.mlp, *weights, *sizes, float(attention.scaling)),
-        *(window.size if windowed and window is not None else 0, activation),
-    )
+    sizes = (heads, heads // attention.num_key_value_groups)
+    windowed = window if window is None or not window.mixed or block.mask == "sliding_attention" else None
+    seen = 0 if windowed is None else windowed.size
+    numbers = (block.mlp_norm.module.variance_epsilon, float(attention.scaling), seen)
+    return attention, block.mlp, *weights, *sizes, *numbers, activation

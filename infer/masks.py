@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..heads import Sight
+
 
 def visible_slots(lengths: Tensor, ancestors: Tensor, slots: int) -> Tensor:
     """What each new position sees: the row's cache, and of the new positions its ancestors.
@@ -20,13 +22,7 @@ def visible_slots(lengths: Tensor, ancestors: Tensor, slots: int) -> Tensor:
             [1, 1, 1, 1, 0],
             [1, 1, 1, 0, 1]], dtype=torch.int32)
     """
-    new = ancestors.shape[-1]
-    slot = torch.arange(slots, device=lengths.device)
-    offset = slot - lengths[:, None]  # [B, S], a slot's place among the new positions
-    cached = offset < 0
-    among_new = (offset >= 0) & (offset < new)
-    index = offset.clamp(0, new - 1)[:, None].expand(-1, new, -1)
-    return cached[:, None] | (among_new[:, None] & ancestors.gather(2, index))
+    return Sight(lengths, lengths, ancestors).seen(slots)
 
 
 def causal_ancestors(counts: Tensor, width: int) -> Tensor:

@@ -125,11 +125,10 @@ class Target:
             logits = read_logits(self._compiled.blocks, states[self.num_layers], keep)
             return TargetOutput(logits, Tapped(states).features(taps, tokens, self.dtype))
         mask = self._mask(visible_slots(cache.lengths, ancestors, slots), positions, cache)
-        positions = rotary
         if self._blocks is not None:
-            logits, states = blocks_forward(self._blocks, tokens, positions, mask, cache, taps, keep)
+            logits, states = blocks_forward(self._blocks, tokens, rotary, mask, cache, taps, keep)
             return TargetOutput(logits, Tapped(states).features(taps, tokens, self.dtype))
-        arguments: dict[str, Any] = {"attention_mask": mask, "position_ids": positions, "use_cache": True}
+        arguments: dict[str, Any] = {"attention_mask": mask, "position_ids": rotary, "use_cache": True}
         arguments[self._arguments.cache] = cache
         with tapped(self.model.base_model, self._layers, taps) as states:
             logits = self._arguments.logits(self.model, tokens, keep, arguments)

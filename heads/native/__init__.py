@@ -78,7 +78,7 @@ def _flags() -> tuple[str, ...] | None:
 
 
 def _library() -> Path:
-    sources = [path.read_bytes() for path in sorted(HERE.iterdir()) if path.suffix in (".cpp", ".h")]
+    sources = [path.read_bytes() for path in sorted(HERE.iterdir()) if path.suffix in (".cpp", ".h", ".py")]
     known = [*sources, str(_flags()).encode(), torch.__version__.encode(), platform.machine().encode()]
     name = hashlib.sha256(b"\0".join(known)).hexdigest()[:16]
     return cache_folder() / "native" / f"treedraft-{name}.so"

@@ -3,13 +3,13 @@
 // B batch rows   n new rows of each   m of them and of their drafted ancestors   S cache slots   H hidden size
 // h query heads  g key/value heads    d head size     F intermediate size
 //
-// The matrix products are torch's own over weights packed once (heads/linear.py). What stands between them is here:
-// norms, rotary positions, tree attention, the gated activation. Between two products a few kilobytes are touched, so
-// what counts is not to leave the cache, not to start a thread and not to allocate.
+// The matrix products are those of matrix.h, or oneDNN's, over weights packed once (heads/linear.py). What stands
+// between them is here: norms, rotary positions, tree attention, the gated activation. A few kilobytes are touched there,
+// so what counts is not to leave the cache, not to start a thread and not to allocate.
 //
 // A row's result depends on that row alone: sums run over the keys that it sees, in the order of its own path, whatever
 // other rows stand beside it and whichever slots its ancestors lie in. A tree therefore gives the bits of a plain
-// forward, as far as the matrix products do (PackedLinear sees to that).
+// forward, as far as the matrix products do: those of matrix.h.
 
 #include "matrix.h"
 
@@ -31,7 +31,6 @@ namespace {
 using at::Tensor;
 using Vec = treedraft::FloatVec;
 
-constexpr int64_t kSums = 16;     // partial sums of a dot product: part of what the result is, not a tuning knob
 constexpr int64_t kGrain = 4096;  // numbers an activation must have before a second thread helps
 
 // ---------------------------------------------------------------------------------------------------- row arithmetic
@@ -58,8 +57,8 @@ inline float total(Lanes sums) {
 }
 
 // a . b
-template <typename T>
-inline float dot(const float* a, const T* b, int64_t size) {
+template <typename A, typename B>
+inline float dot(const A* a, const B* b, int64_t size) {
   Lanes even{}, odd{};
   int64_t i = 0;
   for (; i + 2 * kLanes <= size; i += 2 * kLanes) {
@@ -67,7 +66,7 @@ inline float dot(const float* a, const T* b, int64_t size) {
     odd += wide(a + i + kLanes) * wide(b + i + kLanes);
   }
   float sum = total(even + odd);
-  for (; i < size; ++i) sum += a[i] * static_cast<float>(b[i]);
+  for (; i < size; ++i) sum += static_cast<float>(a[i]) * static_cast<float>(b[i]);
   return sum;
 }
 
@@ -90,15 +89,8 @@ inline void weigh(const float* shares, const T* rows, const int64_t* slots, int6
 
 template <typename T>
 void rms_norm(const T* x, const T* weight, T* out, int64_t size, float eps) {
-  float sums[kSums] = {};
-  int64_t i = 0;
-  for (; i + kSums <= size; i += kSums)
-    for (int64_t j = 0; j < kSums; ++j) sums[j] += static_cast<float>(x[i + j]) * static_cast<float>(x[i + j]);
-  for (int64_t j = 0; i < size; ++i, ++j) sums[j] += static_cast<float>(x[i]) * static_cast<float>(x[i]);
-  for (int64_t step = kSums / 2; step; step /= 2)
-    for (int64_t j = 0; j < step; ++j) sums[j] += sums[j + step];
-  const float scale = 1.0f / std::sqrt(sums[0] / static_cast<float>(size) + eps);
-  for (i = 0; i < size; ++i) out[i] = static_cast<T>(static_cast<float>(x[i]) * scale * static_cast<float>(weight[i]));
+  const float scale = 1.0f / std::sqrt(dot(x, x, size) / static_cast<float>(size) + eps);
+  for (int64_t i = 0; i < size; ++i) out[i] = static_cast<T>(static_cast<float>(x[i]) * scale * static_cast<float>(weight[i]));
 }
 
 // Rotary positions in half-rotation form; cos and sin hold d numbers, the two halves alike.
