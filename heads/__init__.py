@@ -1,7 +1,18 @@
 """Draft heads: the Protocol, the kinds, and strict files."""
 
 from .automaton import Automaton, index_corpus
-from .base import Accepted, Drafter, DraftScores, Head, HeadError, Memory, Output, TargetFacts, TargetLayers
+from .base import (
+    Accepted,
+    Drafter,
+    DraftScores,
+    Head,
+    HeadError,
+    Memory,
+    Output,
+    TargetFacts,
+    TargetLayers,
+    cat_padded,
+)
 from .eagle import DEEPEST, Eagle, EagleConfig
 from .eagle3 import Eagle3, Eagle3Config, default_taps
 from .files import HEADS, HeadWarning, build_head, load_head, save_head
@@ -9,7 +20,15 @@ from .fill import Steps, fill
 from .hybrid import Hybrid, HybridConfig, only_dynamic
 from .hydra import Hydra, HydraConfig
 from .layer import LayerShape, Sight
-from .linear import PackedLinear, PackedPart, can_halve, can_pack, pack_linears, pack_sides, stack_layers
+from .linear import (
+    PackedLinear,
+    PackedPart,
+    can_halve,
+    can_pack,
+    pack_linears,
+    pack_sides,
+    stack_layers,
+)
 from .medusa import Medusa, MedusaConfig
 from .ngram import NGram, NGramConfig
 from .none import NoHead
@@ -55,6 +74,7 @@ __all__ = [
     "build_head",
     "can_halve",
     "can_pack",
+    "cat_padded",
     "default_taps",
     "fill",
     "index_corpus",

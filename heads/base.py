@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from ..tree import Draft, Shape
 
@@ -81,11 +82,43 @@ class Accepted:
         first = None if self.first is None else self.first[rows]
         return Accepted(self.features[rows], self.tokens[rows], self.count[rows], self.start[rows], self.reach, first)
 
+    def join(self, other: Accepted) -> Accepted:
+        """These rows and behind them those of ``other``: either all of them read their prompts, or none."""
+        first = None
+        if self.first is not None and other.first is not None:
+            first = torch.cat([self.first, other.first])
+        assert (first is None) == (self.first is None) == (other.first is None)
+        return Accepted(
+            cat_padded(self.features, other.features),
+            cat_padded(self.tokens, other.tokens),
+            torch.cat([self.count, other.count]),
+            torch.cat([self.start, other.start]),
+            max(self.reach, other.reach),
+            first,
+        )
+
+
+def cat_padded(one: Tensor, other: Tensor, dim: int = 1) -> Tensor:
+    """The rows of both, which may differ in length along ``dim``: the shorter ones end in zeros.
+
+    >>> cat_padded(torch.tensor([[1]]), torch.tensor([[2, 3]])).tolist()
+    [[1, 0], [2, 3]]
+    """
+    size = max(one.shape[dim], other.shape[dim])
+    behind = (0, 0) * (one.dim() - 1 - dim)
+    return torch.cat([pad(part, (*behind, 0, size - part.shape[dim])) for part in (one, other)])
+
 
 class Memory(Protocol):
     """A head's own state of a batch between steps; Medusa has none."""
 
-    def select(self, rows: Tensor) -> Memory: ...
+    def select(self, rows: Tensor) -> Memory:
+        """The memory of some rows, row i being the old row ``rows[i]`` >= i; the old memory is used up."""
+        ...
+
+    def join(self, other: Any) -> Memory:
+        """The memory of these rows and behind them those of ``other``, of the same head; both are used up."""
+        ...
 
 
 class DraftScores(Protocol):

@@ -45,6 +45,10 @@ class HybridMemory:
         kept = [None if memory is None else memory.select(rows) for memory in (self.head, self.drafter)]
         return HybridMemory(*kept)
 
+    def join(self, other: HybridMemory) -> HybridMemory:
+        pairs = ((self.head, other.head), (self.drafter, other.drafter))
+        return HybridMemory(*(None if one is None else one.join(more) for one, more in pairs))
+
 
 class Hybrid:
     """``head`` and ``drafter`` under one dynamic tree. Both must put scores on their drafts, as ``fill`` does."""

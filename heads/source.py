@@ -63,6 +63,9 @@ class Rows(Generic[T]):
     def select(self, rows: Tensor) -> Rows[T]:
         return Rows(tuple(self.tables[row] for row in rows.tolist()))
 
+    def join(self, other: Rows[T]) -> Rows[T]:
+        return Rows(self.tables + other.tables)
+
 
 @dataclass(frozen=True)
 class Trie:

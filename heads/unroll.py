@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .base import Accepted, Memory
+from .base import Accepted, Memory, cat_padded
 from .layer import DraftLayer, Sight, write
 
 SPARE_SLOTS = 64
@@ -71,6 +71,10 @@ class LayerMemory:
 
     def select(self, rows: Tensor) -> LayerMemory:
         return LayerMemory(self.keys[rows], self.values[rows], self.lengths[rows])
+
+    def join(self, other: LayerMemory) -> LayerMemory:
+        keys, values = cat_padded(self.keys, other.keys, 2), cat_padded(self.values, other.values, 2)
+        return LayerMemory(keys, values, torch.cat([self.lengths, other.lengths]))
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,12 @@ from .adapter import adapter_hash, merge_adapter
 from .cache import KVCache
 from .capability import TargetError
 from .draft_model import DraftModel, DraftModelConfig, check_same_tokenizer, fit_draft_model
-from .generate import Completion, Run, complete, generate, prefill
+from .generate import Completion, Run, complete, generate
 from .load import SMOLLM2, load_model, load_target, load_tokenizer
 from .machine import machine, versions
 from .noise import gumbel, noise_bits, row_seed
 from .path import Path
+from .prefill import prefill
 from .reference import autoregressive
 from .rejection import Candidates, block_verification, chain_rejection, recursive_rejection, traversal
 from .request import Chunk, Request

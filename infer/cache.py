@@ -47,10 +47,17 @@ class KVCache(Cache):
     """``update`` is called by the model's attention layers, everything else by the decode step.
 
     lengths: [B] int64 on the device, and ``host_lengths`` the same as a list
+    ``places`` >= ``batch`` rows are made, so that others can join without another allocation.
     """
 
     def __init__(
-        self, layers: dict[int, LayerSizes], batch: int, slots: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: dict[int, LayerSizes],
+        batch: int,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        places: int = 0,
     ) -> None:
         super().__init__(layers=[])
         self.slots = slots
@@ -63,10 +70,11 @@ class KVCache(Cache):
         for index, size in layers.items():
             members.setdefault((size.heads, size.key_size), []).append(("key", index))
             members.setdefault((size.heads, size.value_size), []).append(("value", index))
-        self._blocks = [
-            torch.zeros(len(names), batch, heads, slots, width, dtype=dtype, device=device)
+        self._store = [
+            torch.zeros(len(names), max(places, batch), heads, slots, width, dtype=dtype, device=device)
             for (heads, width), names in members.items()
         ]
+        self._blocks = [block[:, :batch] for block in self._store]
         self._place = {name: (b, i) for b, names in enumerate(members.values()) for i, name in enumerate(names)}
         self._written = torch.empty(0, dtype=torch.int64, device=device)
         self._width = 0
@@ -90,9 +98,8 @@ class KVCache(Cache):
     def make_room(self, slots: int) -> None:
         """At least ``slots`` slots, in place: for a cache whose text has no known end. They double at least."""
         if slots > self.slots:
-            more = max(slots, 2 * self.slots) - self.slots
-            self._blocks = [pad(block, (0, 0, 0, more)) for block in self._blocks]
-            self.slots += more
+            self._enlarge(self._store[0].shape[1], max(slots, 2 * self.slots))
+            self._blocks = [block[:, : self.batch] for block in self._store]
 
     def slot_positions(self, positions: Tensor, slots: int) -> Tensor:
         """The text position of what lies in each slot [B, S], the new ones standing at ``positions`` [B, N]."""
@@ -150,6 +157,26 @@ class KVCache(Cache):
         kept.lengths = self.lengths[chosen]
         kept.host_lengths = [self.host_lengths[r] for r in rows]
         return kept
+
+    def join(self, other: KVCache) -> KVCache:
+        """The rows of this cache and behind them those of ``other``, which are copied; both old caches are used up."""
+        rows = self.batch + other.batch
+        joined = copy.copy(self)
+        joined._enlarge(max(rows, self._store[0].shape[1]), max(self.slots, other.slots))
+        for block, more in zip(joined._store, other._blocks, strict=True):
+            for i, length in enumerate(other.host_lengths):
+                block[:, self.batch + i, :, :length] = more[:, i, :, :length]
+        joined._blocks = [block[:, :rows] for block in joined._store]
+        joined.lengths = torch.cat([self.lengths, other.lengths])
+        joined.host_lengths = self.host_lengths + other.host_lengths
+        return joined
+
+    def _enlarge(self, places: int, slots: int) -> None:
+        """Room for so many rows and slots, in place."""
+        rows, more = places - self._store[0].shape[1], slots - self.slots
+        if rows or more:
+            self._store = [pad(block, (0, 0, 0, more, 0, 0, 0, rows)) for block in self._store]
+            self.slots = slots
 
     def stored(self, row: int) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [h, T_b, d] of every layer of a row: what a test compares with a fresh prefill."""

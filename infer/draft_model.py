@@ -52,6 +52,9 @@ class ModelMemory:
         """Row i being the old row ``rows[i]`` >= i, as in ``KVCache.select``; the old memory is used up."""
         return ModelMemory(self.cache.select(rows.tolist()))
 
+    def join(self, other: ModelMemory) -> ModelMemory:
+        return ModelMemory(self.cache.join(other.cache))
+
 
 @dataclass(frozen=True)
 class ModelBeam:

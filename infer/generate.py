@@ -1,7 +1,4 @@
-"""Decoding of prompts in batches, as an iterator that streams: the state is passed from step to step.
-
-B batch rows   T text positions   N tree nodes, root included   F feature width   V vocabulary
-"""
+"""Decoding of prompts in batches, as an iterator that streams."""
 
 from __future__ import annotations
 
@@ -13,21 +10,16 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor
 
-from ..heads import Accepted, Drafter, HeadWarning, NoHead
-from ..tree import Shape, Tree, TreeError, default_tree, root_draft
-from .cache import close_ranks
+from ..heads import Drafter, HeadWarning, NoHead
+from ..tree import Shape, Tree, TreeError, default_tree
+from .batch import Decoder, serve
 from .capability import check_rope
-from .masks import causal_ancestors
 from .noise import row_seed
 from .request import Chunk, Request
-from .rules import MissingLaws, NamedRule, find_rule, lossless, rule_faults
+from .rules import NamedRule, find_rule, rule_faults
 from .sampling import Drafts, GenerationError, Sampler, Sampling
 from .stats import Clock, Stats
-from .step import State, decode_step
-from .target import Target, TargetOutput
-from .text import Text
-
-PREFILL_CHUNK = 512
+from .target import Target
 
 
 @dataclass(frozen=True)
@@ -79,6 +71,8 @@ def generate(
 ) -> Iterator[Chunk]:
     """Streams the answers to ``prompts`` (token ids), ``batch_size`` of them at a time, a chunk per request and round.
 
+    A request that ends gives its place to the next one.
+
     With the coupled rule the text of a request is a function of its prompt, the sampling and its seed alone: head,
     tree, batch and ``drafts`` change its speed. Without a head this is plain decoding. ``seed`` gives request i the
     seed ``row_seed(seed, i)`` unless ``row_seeds`` names them. ``max_new_tokens`` is cut to what the context has room
@@ -100,101 +94,25 @@ def generate(
     seeds = [row_seed(seed, i) for i in range(len(prompts))] if row_seeds is None else list(row_seeds)
     faults = rule_faults(rule, drafts, None if isinstance(head, NoHead) else tree)
     _check(target, head, tree, prompts, seeds, max_new_tokens, batch_size, stop_strings, faults)
-    chosen = find_rule(rule)
+    chosen = find_rule("coupled" if isinstance(head, NoHead) else rule)  # nothing drafted, nothing to accept
     requests = [
         Request(i, p, s, min(max_new_tokens, target.context - len(p)), frozenset(ends), stop_strings, target.tokenizer)
         for i, (p, s) in enumerate(zip(prompts, seeds, strict=True))
     ]
-    for start in range(0, len(requests), batch_size):
-        batch = requests[start : start + batch_size]
-        clock = Clock(run.stats.phase_seconds, target.device, synchronize)
-        device_seeds = torch.tensor([r.seed for r in batch], device=target.device)
-        sampler = Sampler(sampling, device_seeds, logits_processor, drafts or chosen.drafts)
-        for chunk in _run_batch(target, head, tree, chosen, batch, sampler, clock):
+
+    def sampler_of(rows: Sequence[Request]) -> Sampler:
+        device_seeds = torch.tensor([row.seed for row in rows], device=target.device)
+        return Sampler(sampling, device_seeds, logits_processor, drafts or chosen.drafts)
+
+    clock = Clock(run.stats.phase_seconds, target.device, synchronize)
+    for chunks in serve(Decoder(target, head, tree, chosen, sampler_of, clock), requests, batch_size):
+        for chunk in chunks:
             if chunk.reason is not None:
                 done = requests[chunk.row]
                 run.completions[done.index] = Completion(done.ids, done.text, chunk.reason, done.seed, done.stats)
                 run.stats.add(done.stats)
             yield chunk
-            clock.restart()
-
-
-def _run_batch(
-    target: Target,
-    head: Drafter,
-    tree: Shape,
-    rule: NamedRule,
-    batch: list[Request],
-    sampler: Sampler,
-    clock: Clock,
-) -> Iterator[Chunk]:
-    """All rounds of one batch; rows that end leave it. Nothing drafted leaves nothing to accept: that is coupled."""
-    verify = lossless if isinstance(head, NoHead) else rule.verify
-    yield from (Chunk(r.index, [], "", 0, r.reason) for r in batch if r.reason is not None)
-    running = [i for i, r in enumerate(batch) if r.reason is None]
-    if not running:
-        return
-    rows = [batch[i] for i in running]
-    chosen = sampler.select(torch.tensor(running, device=target.device))
-    state, first = prefill(target, head, [r.prompt for r in rows], max(r.budget for r in rows), tree.size, chosen)
-    clock.lap("prefill")
-    chunks = [row.take_first(token) for row, token in zip(rows, first, strict=True)]
-    while True:
-        keep = close_ranks([row.reason is None for row in rows])
-        if keep and len(keep) < len(rows):
-            state = state.select(keep)
-        rows = [rows[i] for i in keep]
-        clock.lap("rest")
-        yield from chunks
-        if not rows:
-            return
-        try:
-            state, path = decode_step(target, head, tree, verify, state, clock)
-        except MissingLaws as fault:
-            raise GenerationError(f"rule {rule.name} cannot be used with {type(head).__name__}: {fault}") from fault
-        chunks = [row.take_round(emitted) for row, emitted in zip(rows, path.host_tokens, strict=True)]
-
-
-def prefill(
-    target: Target, head: Drafter, prompts: Sequence[Sequence[int]], budget: int, nodes: int, sampler: Sampler
-) -> tuple[State, list[int]]:
-    """Reads unequal prompts into a fresh cache, in chunks, and chooses each row's first token, the first root.
-
-    ``budget`` new tokens and a tree of ``nodes`` must fit behind the longest prompt. Returns the state and the roots.
-    """
-    lengths = [len(p) for p in prompts]
-    slots = max(lengths) + budget + nodes
-    text = Text.of(prompts, slots + 1, target.device)
-    cache = target.new_cache(len(prompts), slots)
-    features, logits = [], torch.empty(len(prompts), 1, target.vocab_size, dtype=target.dtype, device=target.device)
-    for start in range(0, max(lengths), PREFILL_CHUNK):
-        width = min(PREFILL_CHUNK, max(lengths) - start)
-        counts = [min(max(length - start, 0), width) for length in lengths]
-        out = _read_chunk(target, head, text, cache, counts, start, width)
-        features.append(out.features)
-        ending = [b for b, length in enumerate(lengths) if start < length <= start + width]
-        logits[ending] = out.logits[ending]
-    ends = torch.tensor(lengths, device=target.device)
-    last = root_draft(text.ids.gather(1, ends[:, None] - 1)[:, 0])
-    first = lossless(last, logits, text, sampler)
-    tokens = torch.cat([text.ids[:, 1 : max(lengths)], torch.zeros_like(first.tokens)], 1)
-    tokens.scatter_(1, ends[:, None] - 1, first.tokens)
-    accepted = Accepted(torch.cat(features, 1), tokens, ends, torch.zeros_like(ends), max(lengths), text.ids[:, 0])
-    state = State(cache, text.extend(first), accepted, None, sampler)
-    return state, [row[0] for row in first.host_tokens]
-
-
-def _read_chunk(
-    target: Target, head: Drafter, text: Text, cache: Any, counts: list[int], start: int, width: int
-) -> TargetOutput:
-    """One forward over the prompts' positions [start, start + width); logits after each row's last one there."""
-    taken = torch.tensor(counts, device=target.device)
-    positions = start + torch.arange(width, device=target.device).expand(len(counts), -1)
-    keep = (taken - 1).clamp_(min=0)[:, None]
-    tokens = text.ids[:, start : start + width]
-    out = target.forward(tokens, positions, causal_ancestors(taken, width), cache, head.taps, keep)
-    cache.append(counts)
-    return out
+        clock.restart()
 
 
 def _check(

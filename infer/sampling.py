@@ -118,6 +118,10 @@ class Sampler:
     def select(self, rows: Tensor) -> Sampler:
         return Sampler(self.sampling, self.seeds[rows], self.processors, self.drafts)
 
+    def join(self, other: Sampler) -> Sampler:
+        """These rows and behind them those of ``other``, which has the same law."""
+        return Sampler(self.sampling, torch.cat([self.seeds, other.seeds]), self.processors, self.drafts)
+
     def target_scores(self, logits: Tensor, rows: Tensor, positions: Tensor, contexts: Sequence[Tensor]) -> Tensor:
         """log p + G up to a constant for each row: its argmax is the next token.
 

@@ -49,6 +49,18 @@ class State:
         accepted, text = self.accepted.select(chosen), self.text.select(chosen)
         return State(self.cache.select(rows), text, accepted, memory, self.sampler.select(chosen))
 
+    def join(self, other: State) -> State:
+        """These rows and behind them those of ``other``; both old states are used up.
+
+        Either none of them has taken a step or all have: a head reads prompts and what follows in different ways.
+        """
+        memory = None
+        if self.memory is not None and other.memory is not None:
+            memory = self.memory.join(other.memory)
+        assert (memory is None) == (self.memory is None) == (other.memory is None)
+        cache, text = self.cache.join(other.cache), self.text.join(other.text)
+        return State(cache, text, self.accepted.join(other.accepted), memory, self.sampler.join(other.sampler))
+
 
 def decode_step(
     target: Target, head: Drafter, tree: Shape, rule: Rule, state: State, clock: Clock

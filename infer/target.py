@@ -100,8 +100,8 @@ class Target:
         """What this version of the model calls its cache in ``forward``."""
         return self._arguments.cache
 
-    def new_cache(self, batch: int, slots: int) -> KVCache:
-        return KVCache(self.cache_layers, batch, slots, self.dtype, self.device)
+    def new_cache(self, batch: int, slots: int, places: int = 0) -> KVCache:
+        return KVCache(self.cache_layers, batch, slots, self.dtype, self.device, places)
 
     @torch.inference_mode()
     def forward(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..heads import cat_padded
 from ..tree import Draft
 from .path import Path
 
@@ -50,3 +51,6 @@ class Text:
 
     def select(self, rows: Tensor) -> Text:
         return Text(self.ids[rows], self.lengths[rows])
+
+    def join(self, other: Text) -> Text:
+        return Text(cat_padded(self.ids, other.ids), torch.cat([self.lengths, other.lengths]))

@@ -119,6 +119,25 @@ def test_rows_that_stay_keep_their_cache_when_others_leave() -> None:
     check_equals_prefill(model, state)
 
 
+def test_rows_that_join_take_the_places_of_those_that_left_and_others_keep_theirs() -> None:
+    model = Target(target("llama_gqa"), tokenizer())
+    head = random_heads(model).for_decoding(torch.float32)
+    state, _ = step(model, head, start(model, head, PROMPTS))
+    place = state.cache._store[0].data_ptr()
+    for prompts, stays in (([[33] * 4], True), ([[60, 61], [i % 70 + 13 for i in range(70)]], False)):
+        others, _ = step(model, head, start(model, head, prompts))
+        with torch.inference_mode():
+            state = state.select(close_ranks([False] + [True] * (state.cache.batch - 1)))
+        texts = [text.tolist() for text in state.text.rows() + others.text.rows()]
+        with torch.inference_mode():
+            state = state.join(others)
+        assert (state.cache._store[0].data_ptr() == place) == stays  # more rows or slots than there were: moved
+        assert [text.tolist() for text in state.text.rows()] == texts
+        check_equals_prefill(model, state)
+    state, _ = step(model, head, state)
+    check_equals_prefill(model, state)
+
+
 @pytest.mark.parametrize("name", ["llama_gqa", "mistral_sw16", "qwen3_headdim"])
 def test_tree_logits_equal_the_logits_of_each_path(name: str) -> None:
     model = Target(target(name), tokenizer())

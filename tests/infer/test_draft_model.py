@@ -104,6 +104,10 @@ class Followed:
         assert self.inner is not None
         return Followed(self.inner.select(rows), [self.texts[row] for row in rows.tolist()])
 
+    def join(self, other: Followed) -> Followed:
+        assert self.inner is not None
+        return Followed(self.inner.join(other.inner), self.texts + other.texts)
+
 
 class Checked:
     """A draft model whose every draft is held against plain forwards of the model over the text and the path."""
