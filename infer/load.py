@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ..heads import native
+from ..heads import cpu_multiplies_bf16, native
 from .adapter import adapter_hash, merge_adapter
 from .capability import TargetError
 from .target import Target
@@ -120,8 +120,7 @@ def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
     if dtype == "auto":
         if device.type == "cuda":
             return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-        native = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        return torch.bfloat16 if native else torch.float32
+        return torch.bfloat16 if cpu_multiplies_bf16() else torch.float32
     if dtype not in DTYPES:
         raise TargetError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
     return DTYPES[dtype]

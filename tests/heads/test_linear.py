@@ -7,8 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treedraft.heads import PackedLinear, PackedPart, can_halve, can_pack, pack_linears, pack_sides
+from treedraft.heads import (
+    PackedLinear,
+    PackedPart,
+    can_halve,
+    can_pack,
+    cpu_multiplies_bf16,
+    pack_linears,
+    pack_sides,
+)
 from treedraft.heads.layer import DraftLayer, LayerShape
+from treedraft.infer.load import pick_dtype
 
 HALVES = torch.backends.quantized.engine in ("x86", "fbgemm")
 """fp16 weights are multiplied on x86 alone."""
@@ -96,3 +105,17 @@ def test_layers_packed_side_by_side_give_what_each_gives_alone(born: str) -> Non
     assert layer.mlp.gate_proj.whole is layer.mlp.up_proj.whole
     for together, alone in zip((*layer.read(x, positions), layer.mlp(state)), apart, strict=True):
         torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("has", ["nothing", "avx512_bf16", "amx_tile"])
+def test_bf16_is_chosen_only_where_the_processor_multiplies_it_itself(
+    monkeypatch: pytest.MonkeyPatch, has: str
+) -> None:
+    """oneDNN claims bf16 on every processor with AVX-512, and widens each number."""
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has == "avx512_bf16")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has == "amx_tile")
+    cpu = torch.device("cpu")
+    assert cpu_multiplies_bf16() == can_pack(torch.bfloat16, cpu) == (has != "nothing")
+    assert pick_dtype("auto", cpu) == (torch.float32 if has == "nothing" else torch.bfloat16)

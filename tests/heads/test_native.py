@@ -63,7 +63,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     with pytest.raises(RuntimeError, match="rows of 9 numbers"):
         torch.ops.treedraft.linear(numbers(2, 9), panels, None, None, 40)
     with pytest.raises(RuntimeError, match="panels of shape"):
-        torch.ops.treedraft.linear(numbers(2, 8), panels, None, None, 60)
+        torch.ops.treedraft.linear(numbers(2, 8), panels, None, None, 400)
     with pytest.raises(RuntimeError, match="one number for each output"):
         torch.ops.treedraft.linear(numbers(2, 8), panels, None, numbers(41), 40)
 
