@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,9 +53,9 @@ def command(
     batch_size: BatchSize = 16,
     limit: Limit = None,
 ) -> None:
-    """Let the target answer prompts, in batches, and append its answers to a file of conversations to train on. Heads
-    learn what they will have to guess: the target's own words. The same command goes on where an interrupted one
-    stopped; answers that loop are marked, and prepare and train leave them out."""
+    """Let the target answer prompts, in a batch that is kept full, and append its answers to a file of conversations to
+    train on. Heads learn what they will have to guess: the target's own words. The same command goes on where an
+    interrupted one stopped; answers that loop are marked, and prepare and train leave them out."""
     from ..infer import Sampling
 
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
@@ -73,8 +73,8 @@ def distill_to(
     from ..infer import row_seed
 
     seeds = {prompt.id: row_seed(seed, place) for place, prompt in enumerate(prompts)}
-    answer = _answerer(parts, law, max_new_tokens, seeds)
-    return distill(prompts, answer, file, batch_size=batch_size, temperature=law.temperature)
+    answers = _answers(parts, law, max_new_tokens, seeds, batch_size)
+    return distill(prompts, answers, file, temperature=law.temperature)
 
 
 def account(done: Distilled) -> str:
@@ -85,21 +85,27 @@ def account(done: Distilled) -> str:
     )
 
 
-def _answerer(
-    parts: Parts, law: Sampling, max_new_tokens: int, seeds: Mapping[str, int]
-) -> Callable[[list[Prompt]], list[Answer]]:
+def _answers(
+    parts: Parts, law: Sampling, max_new_tokens: int, seeds: Mapping[str, int], batch_size: int
+) -> Callable[[list[Prompt]], Iterator[tuple[Prompt, Answer]]]:
     from ..data import Answer
-    from ..infer import complete
+    from ..infer import Run, generate
 
-    def answer(batch: list[Prompt]) -> list[Answer]:
-        made = complete(
+    def answers(prompts: list[Prompt]) -> Iterator[tuple[Prompt, Answer]]:
+        run = Run()
+        stream = generate(
             parts.target,
-            prompt_ids(parts.target, batch),
+            prompt_ids(parts.target, prompts),
             sampling=law,
-            row_seeds=[seeds[prompt.id] for prompt in batch],
+            row_seeds=[seeds[prompt.id] for prompt in prompts],
             max_new_tokens=max_new_tokens,
-            batch_size=len(batch),
+            batch_size=batch_size,
+            run=run,
         )
-        return [Answer(m.text, "length" if m.reason == "length" else "stop", len(m.ids), m.seed) for m in made]
+        for chunk in stream:
+            if chunk.reason is not None:
+                made = run.completions[chunk.row]
+                reason = "length" if made.reason == "length" else "stop"
+                yield prompts[chunk.row], Answer(made.text, reason, len(made.ids), made.seed)
 
-    return answer
+    return answers

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
+from tqdm import tqdm
 from typer import BadParameter, Option
 
+from .answers import Answers
 from .console import interactive, note, out
 from .options import (
     DEFAULT_TARGET,
@@ -34,8 +38,7 @@ from .options import (
     Turns,
     TurnsName,
 )
-from .parts import in_turns, open_parts, prompt_ids, read_some_prompts
-from .report import write_rows
+from .parts import Parts, open_parts, prompt_ids, read_some_prompts
 from .rules import note_rule
 
 if TYPE_CHECKING:
@@ -52,7 +55,12 @@ def command(
     prompts: Annotated[
         Path | None, Option(help="JSONL file whose rows have prompt, messages or turns (and perhaps id, category).")
     ] = None,
-    out_file: Annotated[Path | None, Option("--out", help="Also write the answers to this file, JSONL.")] = None,
+    out_file: Annotated[
+        Path | None,
+        Option(
+            "--out", help="Also append each answer to this JSONL file as it ends; an unfinished one is gone on with."
+        ),
+    ] = None,
     adapter: Adapter = None,
     tree: TreeName = DEFAULT_TREE,
     max_new_tokens: MaxNewTokens = 256,
@@ -74,36 +82,25 @@ def command(
     ] = None,
 ) -> None:
     """Let the target answer, with heads and tree or (without heads) plainly. The text of one prompt streams as it is
-    written; answers to a file of prompts are printed as each one ends. With the coupled rule, the default, heads change
-    the speed and never the text."""
-    from ..infer import Run, Sampling, generate
+    written; answers to a file of prompts are printed as each one ends, and the next prompt takes its place in the
+    batch. With --out the same command goes on where an interrupted one stopped. With the coupled rule, the default,
+    heads change the speed and never the text."""
+    from ..infer import Sampling
 
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     if turns == "all" and rule != "coupled" and not law.greedy:
         raise BadParameter("--turns all needs --rule coupled: follow-ups are asked in a history of its answers")
     first = _asked(prompt, prompts, turns, limit)
+    drafting = {} if rule == "coupled" or law.greedy else {"rule": rule, "heads": heads, "tree": tree}
+    settings = {"target": target, "adapter": None if adapter is None else str(adapter), "dtype": dtype, **asdict(law)}
+    settings |= {"max_new_tokens": max_new_tokens, "stop": stop or [], **drafting}
+    journal = Answers(out_file, settings, seed)
+    journal.check(first)
     parts = open_parts(target, heads, tree, dtype, adapter, compile, len(first) * max_new_tokens)
     note_rule(rule, law, parts.head)
-    asked = in_turns(parts, first, law, max_new_tokens, seed, batch_size)
-    run, start = Run(), time.perf_counter()
-    stream = generate(
-        parts.target,
-        prompt_ids(parts.target, asked),
-        head=parts.head,
-        tree=parts.tree,
-        sampling=law,
-        seed=seed,
-        max_new_tokens=max_new_tokens,
-        stop_strings=stop or (),
-        batch_size=batch_size,
-        rule=rule,
-        run=run,
-        synchronize=True,
-    )
-    _print_stream(stream, asked, parts.target.tokenizer, interactive() if color is None else color)
-    _print_closing(run, time.perf_counter() - start)
-    if out_file:
-        write_rows(_rows(run, asked), out_file)
+    options = {"sampling": law, "max_new_tokens": max_new_tokens, "stop_strings": stop or (), "rule": rule}
+    coloured = interactive() if color is None else color
+    _answer_in_turns(parts, first, journal, {**options, "batch_size": batch_size}, coloured)
 
 
 def _asked(prompt: str | None, prompts: Path | None, turns: TurnsName, limit: int | None) -> list[Prompt]:
@@ -116,8 +113,57 @@ def _asked(prompt: str | None, prompts: Path | None, turns: TurnsName, limit: in
     raise BadParameter("give either --prompt TEXT or --prompts FILE")
 
 
-def _print_stream(stream: Iterator[Chunk], asked: Sequence[Prompt], tokenizer: Any, coloured: bool) -> None:
-    """One prompt streams; of several, each answer is printed when it ends, under its id."""
+def _answer_in_turns(
+    parts: Parts, first: Sequence[Prompt], answers: Answers, options: Mapping[str, Any], coloured: bool
+) -> None:
+    """Asks the prompts that have no answer yet, then their follow-ups in the history of the answers, and so on."""
+    from ..infer import Run
+
+    asked, turn, place, found = list(first), 1, 0, 0
+    run, start = Run(), time.perf_counter()
+    while asked:
+        answers.check(asked)
+        todo = [(p, answers.seed_of(place + i)) for i, p in enumerate(asked) if p.id not in answers.rows]
+        found += len(asked) - len(todo)
+        run.completions.clear()
+        _answer(parts, todo, answers, {**options, "run": run}, coloured, alone=len(first) == 1 and turn == 1)
+        place, turn = place + len(asked), turn + 1
+        followed = [prompt.answered(answers.rows[prompt.id]["text"]) for prompt in asked if prompt.follow_ups]
+        asked = [replace(p, id=f"{p.id}, turn {turn}") for p in followed if p is not None]
+    _print_closing(run, time.perf_counter() - start, found)
+
+
+def _answer(
+    parts: Parts,
+    asked: Sequence[tuple[Prompt, int]],
+    answers: Answers,
+    options: Mapping[str, Any],
+    coloured: bool,
+    alone: bool,
+) -> None:
+    """Decodes prompts with these seeds; prints, keeps and writes each answer when it ends."""
+    from ..data import append_row, open_journal
+    from ..infer import generate
+
+    prompts = [prompt for prompt, _ in asked]
+    ids, seeds = prompt_ids(parts.target, prompts), [seed for _, seed in asked]
+    stream = generate(parts.target, ids, head=parts.head, tree=parts.tree, row_seeds=seeds, synchronize=True, **options)
+    # Answers that are printed to a terminal say themselves how far it is.
+    bar = tqdm(total=len(prompts), desc="answering", unit=" prompts", disable=alone or interactive() or None)
+    with open_journal(answers.path) if answers.path else nullcontext() as file, bar:
+        for chunk in _printed(stream, prompts, parts.target.tokenizer, coloured, alone):
+            if chunk.reason is not None:
+                prompt = prompts[chunk.row]
+                answers.rows[prompt.id] = answers.row(prompt, options["run"].completions[chunk.row])
+                if file:
+                    append_row(file, answers.rows[prompt.id])
+                bar.update()
+
+
+def _printed(
+    stream: Iterator[Chunk], asked: Sequence[Prompt], tokenizer: Any, coloured: bool, alone: bool
+) -> Iterator[Chunk]:
+    """The chunks, printed: one prompt streams; of several, each answer is shown when it ends, under its id."""
     from .painting import ACCEPTED, Painter, legend
 
     console = out(coloured)
@@ -125,35 +171,22 @@ def _print_stream(stream: Iterator[Chunk], asked: Sequence[Prompt], tokenizer: A
     waiting = [Text(f"[{prompt.id}] ", end="\n\n") for prompt in asked]
     for chunk in stream:
         painted = painters[chunk.row].paint(chunk)
-        if len(asked) == 1:
+        if alone:
             console.print(painted, end="", soft_wrap=True)
         else:
             waiting[chunk.row].append_text(painted)
             if chunk.reason is not None:
                 console.print(waiting[chunk.row], soft_wrap=True)
-    if len(asked) == 1:
+        yield chunk
+    if alone and asked:
         console.print()
-    if coloured:
+    if coloured and asked:
         console.print(legend((ACCEPTED, "drafted and accepted"), ("", "the target's own")))
 
 
-def _print_closing(run: Run, seconds: float) -> None:
+def _print_closing(run: Run, seconds: float, found: int) -> None:
     stats = run.stats
+    if found:
+        note(f"{found} answers were in the file already")
     line = f"{stats.tokens} tokens in {seconds:.1f} s, {stats.tokens / seconds:.1f} tokens/s with the prefill"
     note(f"{line}; τ {stats.tau:.2f} over {stats.rounds} rounds" if stats.rounds else line)
-
-
-def _rows(run: Run, asked: Sequence[Prompt]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": prompt.id,
-            "category": prompt.category,
-            "text": done.text,
-            "ids": done.ids,
-            "reason": done.reason,
-            "seed": done.seed,
-            "tau": done.stats.to_dict()["tau"],
-        }
-        for row, prompt in enumerate(asked)
-        for done in [run.completions[row]]
-    ]

@@ -1,24 +1,22 @@
 """Self-distillation: the target answers prompts, and its answers become training data.
 
-The output is JSON Lines, appended batch by batch, and can be taken up again after any interruption. Answers that loop
+The output is JSON Lines, appended answer by answer, and can be taken up again after any interruption. Answers that loop
 are written too, with their ``repeat_share``: a resumed run then does not ask for them again, and the limit can be moved
 later without asking the target anew. ``prepare`` leaves them out.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from .journal import append_row, open_journal, read_journal
 from .records import DataError, Prompt
-from .sources import numbered_rows
 
 LOOP_LIMIT = 0.5
 """An answer loops if more than this share of its word 4-grams repeats an earlier one."""
@@ -47,41 +45,34 @@ class Distilled:
 
 def distill(
     prompts: Sequence[Prompt],
-    generate: Callable[[list[Prompt]], list[Answer]],
+    answers: Callable[[list[Prompt]], Iterable[tuple[Prompt, Answer]]],
     out: Path,
     *,
-    batch_size: int,
     temperature: float,
 ) -> Distilled:
-    """Asks the prompts that ``out`` has no answer to, ``batch_size`` at a time, and appends each batch to it.
+    """Asks the prompts that ``out`` has no answer to and appends each answer as it comes, in any order.
 
-    A batch is one write that is on disk before the next begins. A line torn by a crash is cut off and asked again.
+    An answer is on disk before the next is waited for. A line torn by a crash is cut off and asked again.
     Raises DataError before anything is asked if ``out`` holds something else, or if ids repeat.
     """
     names = [prompt.id for prompt in prompts]
     if len(set(names)) < len(names):
         twice = sorted({name for name in names if names.count(name) > 1})
         raise DataError(f"prompts share an id, so that answers could not be told apart: {', '.join(twice[:10])}")
-    done = _answered_ids(out)
+    done = read_journal(out, ("messages",))
     todo = [prompt for prompt in prompts if prompt.id not in done]
-    answers: list[Answer] = []
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("ab") as file, tqdm(total=len(todo), desc="answering", unit=" prompts", disable=None) as progress:
-        for begin in range(0, len(todo), batch_size):
-            batch = todo[begin : begin + batch_size]
-            made = generate(batch)
-            rows = [_row(prompt, answer, temperature) for prompt, answer in zip(batch, made, strict=True)]
-            file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-            file.flush()
-            os.fsync(file.fileno())
-            answers += made
-            progress.update(len(batch))
+    made: list[Answer] = []
+    with open_journal(out) as file, tqdm(total=len(todo), desc="answering", unit=" prompts", disable=None) as progress:
+        for prompt, answer in answers(todo):
+            append_row(file, _row(prompt, answer, temperature))
+            made.append(answer)
+            progress.update()
     return Distilled(
         found=len(names) - len(todo),
-        answered=len(answers),
-        cut=sum(a.finish_reason == "length" for a in answers),
-        looping=sum(repeat_share(a.text) > LOOP_LIMIT for a in answers),
-        tokens=sum(a.tokens for a in answers),
+        answered=len(made),
+        cut=sum(a.finish_reason == "length" for a in made),
+        looping=sum(repeat_share(a.text) > LOOP_LIMIT for a in made),
+        tokens=sum(a.tokens for a in made),
     )
 
 
@@ -107,33 +98,3 @@ def _row(prompt: Prompt, answer: Answer, temperature: float) -> dict[str, Any]:
         "seed": answer.seed,
         "repeat_share": repeat_share(answer.text),
     }
-
-
-def _answered_ids(out: Path) -> set[str]:
-    """Ids in ``out``, whose torn last line is cut off. Raises DataError if there is anything but answers in it."""
-    if not out.exists():
-        return set()
-    _mend_last_line(out)
-    faults, ids = [], set()
-    for number, row in numbered_rows(out):
-        if "id" not in row or "messages" not in row:
-            faults.append(f"{out}:{number}: no id and messages")
-        ids.add(str(row.get("id")))
-    if faults:
-        raise DataError("the output file holds something else: " + "; ".join(faults[:10]) + "; choose another file")
-    return ids
-
-
-def _mend_last_line(out: Path) -> None:
-    """Ends the last line if it is whole, and cuts it off if it is not."""
-    content = out.read_bytes()
-    last = content.rpartition(b"\n")[2]
-    if not last.strip():
-        return
-    try:
-        json.loads(last)
-    except ValueError:
-        os.truncate(out, len(content) - len(last))
-    else:
-        with out.open("ab") as file:
-            file.write(b"\n")

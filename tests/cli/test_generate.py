@@ -83,7 +83,47 @@ def test_answers_to_a_file_are_shown_and_written_by_id(call: Call, ring: Path, p
         "reason": "length",
         "seed": rows[1]["seed"],
         "tau": 1.0,
+        "settings": rows[0]["settings"],
     }
+
+
+def test_an_interrupted_file_of_answers_is_gone_on_with(call: Call, llama: Path, prompts: Path, tmp_path: Path):
+    out, whole = tmp_path / "answers.jsonl", tmp_path / "whole.jsonl"
+    asked = ("generate", "--target", llama, "--prompts", prompts, "--max-new-tokens", 6, "--temperature", 1)
+    call(*asked, "--out", whole, "--batch-size", 1)
+    lines = whole.read_bytes().splitlines(keepends=True)
+    out.write_bytes(lines[1] + lines[0][:30])  # the second prompt's answer, and a line that was torn
+    shown = call(*asked, "--out", out)
+    assert shown.code == 0
+    assert "1 answers were in the file already" in shown.err
+    assert "[b]" not in shown.out
+    texts = [{row["id"]: row for row in map(json.loads, file.read_text().splitlines())} for file in (out, whole)]
+    assert texts[0] == texts[1]
+    before = out.read_bytes()
+    assert "3 answers were in the file already" in call(*asked, "--out", out).err
+    assert out.read_bytes() == before
+
+
+def test_answers_made_otherwise_are_not_mixed_in(call: Call, llama: Path, prompts: Path, tmp_path: Path):
+    out = tmp_path / "answers.jsonl"
+    asked = ("generate", "--target", llama, "--prompts", prompts, "--max-new-tokens", 2, "--temperature", 1)
+    call(*asked, "--out", out)
+    before = out.read_bytes()
+    for change, fault in (
+        (("--temperature", 0.5), "temperature: 1.0 there, 0.5 now (a, b, c)"),
+        (("--seed", 3), "seed: 0 there, 3 now (a)"),
+        (("--max-new-tokens", 3), "max_new_tokens: 2 there, 3 now"),
+    ):
+        shown = call(*asked, *change, "--out", out)
+        assert shown.code == 2
+        assert fault in " ".join(shown.err.split())
+        assert "choose another file" in " ".join(shown.err.split())
+    assert out.read_bytes() == before
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"loss": 1}\n')
+    shown = call(*asked, "--out", other)
+    assert (shown.code, other.read_text()) == (2, '{"loss": 1}\n')
+    assert "no id and ids and settings" in " ".join(shown.err.split())
 
 
 def test_all_turns_ask_the_follow_ups_in_the_history_of_the_answers(
@@ -98,8 +138,9 @@ def test_all_turns_ask_the_follow_ups_in_the_history_of_the_answers(
     history = tmp_path / "history.jsonl"
     turns = [("user", "w30"), ("assistant", rows[1]["text"]), ("user", "w40")]
     history.write_text(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}))
-    call(*asked[:3], "--prompts", history, *asked[5:], "--out", out, "--seed", rows[3]["seed"])
-    assert json.loads(out.read_text())["ids"] == rows[3]["ids"]
+    alone = tmp_path / "alone.jsonl"
+    call(*asked[:3], "--prompts", history, *asked[5:], "--out", alone, "--seed", rows[3]["seed"])
+    assert json.loads(alone.read_text())["ids"] == rows[3]["ids"]
 
 
 def test_prompt_and_prompts_exclude_each_other(call: Call, ring: Path, prompts: Path):
