@@ -70,23 +70,6 @@ inline float dot(const A* a, const B* b, int64_t size) {
   return sum;
 }
 
-// out[0..N vectors) = sum over i of shares[i] * rows[slots[i]]
-template <int N, typename T>
-inline void weigh(const float* shares, const T* rows, const int64_t* slots, int64_t count, int64_t stride, float scale, T* out) {
-  Lanes sums[N];
-#pragma GCC unroll 8
-  for (int j = 0; j < N; ++j) sums[j] = Lanes{};
-  for (int64_t i = 0; i < count; ++i) {
-    const T* row = rows + slots[i] * stride;
-    const float share = shares[i];
-#pragma GCC unroll 8
-    for (int j = 0; j < N; ++j) sums[j] += share * wide(row + j * kLanes);
-  }
-#pragma GCC unroll 8
-  for (int j = 0; j < N; ++j)
-    for (int64_t lane = 0; lane < kLanes; ++lane) out[j * kLanes + lane] = static_cast<T>(sums[j][lane] * scale);
-}
-
 template <typename T>
 void rms_norm(const T* x, const T* weight, T* out, int64_t size, float eps) {
   const float scale = 1.0f / std::sqrt(dot(x, x, size) / static_cast<float>(size) + eps);
@@ -188,12 +171,58 @@ struct Slots {
   }
 };
 
-// Attention of one query to `count` slots of keys and values, in their order. `scores` has room for a vector more.
+constexpr int64_t kBlock = 24;   // queries that read the same keys and values one after the other
+constexpr int64_t kAtOnce = 6;   // of them, whose sums stay in registers
+
+// rows [count <= a vector's lanes, size] to columns [size, lanes], so that scores of all rows are added up side by side.
 template <typename T>
-void attend_row(const float* query, const T* keys, const T* values, int64_t key_stride, int64_t value_stride,
-                const int64_t* slots, int64_t count, int64_t size, float* scores, T* out) {
+void columns_of(const T* rows, int64_t stride, int64_t count, int64_t size, float* columns) {
+  int64_t k = 0;
+  if constexpr (std::is_same_v<T, float>)
+    for (; count == kLanes && k + kLanes <= size; k += kLanes)
+      at::vec::transpose_mxn<float, static_cast<int>(kLanes), static_cast<int>(kLanes)>(rows + k, stride, columns + k * kLanes, kLanes);
+  for (; k < size; ++k)
+    for (int64_t i = 0; i < count; ++i) columns[k * kLanes + i] = static_cast<float>(rows[i * stride + k]);
+}
+
+// scores[q][0..lanes) = queries[q] . columns; a sum's order is that of the numbers, whoever else is scored.
+template <int Q>
+void score(int64_t many, const float* queries, int64_t size, const float* columns, float* scores, int64_t stride) {
+  if (many < Q) {
+    if constexpr (Q > 1) score<Q - 1>(many, queries, size, columns, scores, stride);
+    return;
+  }
+  Lanes even[Q], odd[Q];
+#pragma GCC unroll 8
+  for (int q = 0; q < Q; ++q) even[q] = odd[q] = Lanes{};
+  for (int64_t k = 0; k < size; k += 2) {  // rotary positions make the size even
+    const Lanes left = wide(columns + k * kLanes), right = wide(columns + (k + 1) * kLanes);
+#pragma GCC unroll 8
+    for (int q = 0; q < Q; ++q) {
+      even[q] += queries[q * size + k] * left;
+      odd[q] += queries[q * size + k + 1] * right;
+    }
+  }
+#pragma GCC unroll 8
+  for (int q = 0; q < Q; ++q) *reinterpret_cast<Lanes*>(scores + q * stride) = even[q] + odd[q];
+}
+
+// scores[q][i] = queries[q] . keys[i] for many queries, each number of which is read once for all; up to a vector's
+// lanes more than `count` are written.
+template <typename T>
+void score_all(const float* queries, int64_t many, const T* keys, int64_t key_stride, int64_t count, int64_t size,
+               float* columns, float* scores, int64_t stride) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    columns_of(keys + i * key_stride, key_stride, std::min(kLanes, count - i), size, columns);
+    for (int64_t q = 0; q < many; q += kAtOnce)
+      score<kAtOnce>(std::min(kAtOnce, many - q), queries + q * size, size, columns, scores + q * stride + i, stride);
+  }
+}
+
+// The exponentials of scores[0..count) over their largest, in place: shares but for the factor that is returned. There
+// is room for a vector more.
+inline float exponentials(float* scores, int64_t count) {
   Vec largest(-std::numeric_limits<float>::infinity()), sums(0.0f);
-  for (int64_t i = 0; i < count; ++i) scores[i] = dot(query, keys + slots[i] * key_stride, size);
   for (int64_t i = count; i < count + kLanes; ++i) scores[i] = -std::numeric_limits<float>::infinity();
   for (int64_t i = 0; i < count; i += kLanes) largest = at::vec::maximum(largest, Vec::loadu(scores + i));
   const Vec top(at::vec::vec_reduce_all<float>([](Vec a, Vec b) { return at::vec::maximum(a, b); }, largest));
@@ -202,15 +231,62 @@ void attend_row(const float* query, const T* keys, const T* values, int64_t key_
     share.store(scores + i);
     sums = sums + share;
   }
-  const float scale = 1.0f / total(treedraft::as_sum(sums));
-  int64_t j = 0;
-  for (; j + 8 * kLanes <= size; j += 8 * kLanes) weigh<8>(scores, values + j, slots, count, value_stride, scale, out + j);
-  for (; j + 2 * kLanes <= size; j += 2 * kLanes) weigh<2>(scores, values + j, slots, count, value_stride, scale, out + j);
-  for (; j < size; ++j) {
-    float sum = 0.0f;
-    for (int64_t i = 0; i < count; ++i) sum += scores[i] * static_cast<float>(values[slots[i] * value_stride + j]);
-    out[j] = static_cast<T>(sum * scale);
+  return 1.0f / total(treedraft::as_sum(sums));
+}
+
+// A query's part in a block: which of the drafted slots it sees, and its shares, first of the held slots, then of those.
+template <typename T>
+struct Query {
+  std::vector<int64_t> drafted;
+  float* shares;
+  float scale;
+  int64_t from;  // the first held slot that it sees
+  T* out;
+};
+
+// For Q queries that see the same held slots: out[0..N vectors) = sum of share * value, in the order of the slots.
+template <int N, int Q, typename T>
+void weigh(const Query<T>* queries, const T* held, int64_t count, const T* drafted, int64_t stride, int64_t column) {
+  Lanes sums[Q][N];
+#pragma GCC unroll 8
+  for (int q = 0; q < Q; ++q)
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) sums[q][j] = Lanes{};
+  for (int64_t i = 0; i < count; ++i)
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j) {
+      const Lanes value = wide(held + i * stride + column + j * kLanes);
+#pragma GCC unroll 8
+      for (int q = 0; q < Q; ++q) sums[q][j] += queries[q].shares[i] * value;
+    }
+#pragma GCC unroll 8
+  for (int q = 0; q < Q; ++q) {
+    const float* share = queries[q].shares + count;
+    for (const int64_t slot : queries[q].drafted) {
+#pragma GCC unroll 8
+      for (int j = 0; j < N; ++j) sums[q][j] += *share * wide(drafted + slot * stride + column + j * kLanes);
+      ++share;
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < N; ++j)
+      for (int64_t lane = 0; lane < kLanes; ++lane)
+        queries[q].out[column + j * kLanes + lane] = static_cast<T>(sums[q][j][lane] * queries[q].scale);
   }
+}
+
+template <int Q, typename T>
+void weigh_all(const Query<T>* queries, const T* held, int64_t count, const T* drafted, int64_t stride, int64_t size) {
+  int64_t j = 0;
+  for (; j + 4 * kLanes <= size; j += 4 * kLanes) weigh<4, Q>(queries, held, count, drafted, stride, j);
+  for (; j + kLanes <= size; j += kLanes) weigh<1, Q>(queries, held, count, drafted, stride, j);
+  for (; j < size; ++j)
+    for (int q = 0; q < Q; ++q) {
+      const float* share = queries[q].shares;
+      float sum = 0.0f;
+      for (int64_t i = 0; i < count; ++i) sum += *share++ * static_cast<float>(held[i * stride + j]);
+      for (const int64_t slot : queries[q].drafted) sum += *share++ * static_cast<float>(drafted[slot * stride + j]);
+      queries[q].out[j] = static_cast<T>(sum * queries[q].scale);
+    }
 }
 
 // qkv: [B * n, (h + 2g) d]. Writes keys and values to their slots; returns [B * n, h d].
@@ -239,36 +315,56 @@ Tensor attend(const Layer& layer, const Tensor& qkv, const Tensor& cos, const Te
       std::copy(value, value + d, value_slots.at(row, group, slot));
     }
   }
+  // Queries of one row's group of heads stand side by side: a thread reads keys and values once for a block of them.
   at::parallel_for(0, sight.batch * h * n, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> query(d), scores;
+    std::vector<float> turned(kBlock * d), columns(d * kLanes), scores, apart;
     std::vector<T> normed(d);
-    std::vector<int64_t> slots;
-    int64_t filled = -1;
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t row = task / (h * n), head = task / n % h, i = row * n + task % n;
-      const int64_t group = head / (h / g), held = sight.held[row];
-      if (filled != row) {
-        scores.resize(std::max<int64_t>(scores.size(), held + m + kLanes));
-        slots.resize(held);
-        std::iota(slots.begin(), slots.end(), 0);
-        filled = row;
+    std::vector<Query<T>> block(kBlock);
+    for (int64_t task = begin; task < end;) {
+      const int64_t row = task / (h * n), group = task / n % h / (h / g), held = sight.held[row], start = sight.start[row];
+      const int64_t stop = std::min({end, task + kBlock, (row * h + (group + 1) * (h / g)) * n}), many = stop - task;
+      int64_t from = held;
+      for (int64_t q = 0; q < many; ++q) {
+        const int64_t head = (task + q) / n % h, at = (task + q) % n, i = row * n + at;
+        const T* own = input + i * width + head * d;
+        if (layer.q_norm) {
+          rms_norm(own, layer.q_norm->const_data_ptr<T>(), normed.data(), d, layer.eps);
+          own = normed.data();
+        }
+        float* query = turned.data() + q * d;
+        rotate(own, cosine + i * d, sine + i * d, query, d);
+        for (int64_t k = 0; k < d; ++k) query[k] *= static_cast<float>(layer.scaling);
+        const int64_t first = layer.window ? std::max<int64_t>(0, sight.positions[i] - layer.window + 1) : 0;
+        block[q].from = std::min(first, held);
+        from = std::min(from, block[q].from);
+        block[q].out = result + i * h * d + head * d;
+        block[q].drafted.clear();
+        for (int64_t j = 0; j < m; ++j)
+          if (sight.ancestors[i * m + j] && (!layer.window || sight.positions[row * n + j] >= first))
+            block[q].drafted.push_back(j);
       }
-      const T* own = input + i * width + head * d;
-      if (layer.q_norm) {
-        rms_norm(own, layer.q_norm->const_data_ptr<T>(), normed.data(), d, layer.eps);
-        own = normed.data();
+      const int64_t seen = held - from, stride = seen + m + 2 * kLanes;
+      scores.resize(std::max<int64_t>(scores.size(), many * stride));
+      apart.resize(std::max<int64_t>(apart.size(), many * (m + kLanes)));
+      score_all(turned.data(), many, key_slots.at(row, group, from), key_slots.slot_stride, seen, d, columns.data(), scores.data(), stride);
+      score_all(turned.data(), many, key_slots.at(row, group, start), key_slots.slot_stride, m, d, columns.data(), apart.data(), m + kLanes);
+      for (int64_t q = 0; q < many; ++q) {
+        Query<T>& query = block[q];
+        query.shares = scores.data() + q * stride + query.from - from;
+        float* end_of_held = scores.data() + q * stride + seen;
+        for (const int64_t slot : query.drafted) *end_of_held++ = apart[q * (m + kLanes) + slot];
+        query.scale = exponentials(query.shares, end_of_held - query.shares);
       }
-      rotate(own, cosine + i * d, sine + i * d, query.data(), d);
-      for (float& number : query) number *= static_cast<float>(layer.scaling);
-      const int64_t first = layer.window ? std::max<int64_t>(0, sight.positions[i] - layer.window + 1) : 0;
-      slots.resize(held);
-      for (int64_t j = 0; j < m; ++j)
-        if (sight.ancestors[i * m + j] && (!layer.window || sight.positions[row * n + j] >= first))
-          slots.push_back(sight.start[row] + j);
-      const int64_t from = std::min(first, held);
-      attend_row(query.data(), key_slots.at(row, group, 0), value_slots.at(row, group, 0), key_slots.slot_stride,
-                 value_slots.slot_stride, slots.data() + from, static_cast<int64_t>(slots.size()) - from, d,
-                 scores.data(), result + i * h * d + head * d);
+      const T* drafted = value_slots.at(row, group, start);
+      for (int64_t q = 0; q < many;) {
+        const bool pair = q + 1 < many && block[q].from == block[q + 1].from;
+        const T* first = value_slots.at(row, group, block[q].from);
+        const int64_t count = held - block[q].from;
+        if (pair) weigh_all<2>(&block[q], first, count, drafted, value_slots.slot_stride, d);
+        else weigh_all<1>(&block[q], first, count, drafted, value_slots.slot_stride, d);
+        q += pair ? 2 : 1;
+      }
+      task = stop;
     }
   });
   return out;

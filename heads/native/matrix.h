@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -29,9 +30,9 @@ using FloatVec = at::vec::Vectorized<float>;
 
 constexpr int64_t kLanes = FloatVec::size();
 constexpr int64_t kPanel = 2 * kLanes;
-constexpr int64_t kTile = 6;         // rows: 12 sums, 2 weights and 1 input fit the 16 registers of AVX2
-constexpr int64_t kTileBlock = 64;   // tiles that stay in the cache while panels pass by
-constexpr int64_t kAhead = 512;      // numbers that are asked for before they are needed
+constexpr int64_t kTile = kLanes == 16 ? 12 : 6;  // rows: their sums, 2 a row, fit AVX-512's 32 registers, AVX2's 16
+constexpr int64_t kTileBlock = 64;                // tiles that stay in the cache while panels pass by
+constexpr int64_t kAhead = kLanes == 16 ? 2048 : 512;  // numbers that are asked for before they are needed
 
 // The compiler's own vectors: at::vec's are classes, which gcc does not always keep in registers.
 typedef float Sum __attribute__((vector_size(sizeof(FloatVec)), aligned(4), may_alias));
@@ -69,20 +70,20 @@ inline Pair widen(const int8_t* from) {
 template <int M, typename W>
 void tile(const float* __restrict x, int64_t inner, const W* __restrict panel, float* __restrict out, int64_t stride) {
   Sum sums[M][2];
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int m = 0; m < M; ++m) sums[m][0] = sums[m][1] = Sum{};
 #pragma GCC unroll 2
   for (int64_t k = 0; k < inner; ++k) {
     __builtin_prefetch(panel + k * kPanel + kAhead);
     const auto [left, right] = widen(panel + k * kPanel);
-#pragma GCC unroll 8
+#pragma GCC unroll 12
     for (int m = 0; m < M; ++m) {
       const float number = x[k * M + m];
       sums[m][0] += number * left;
       sums[m][1] += number * right;
     }
   }
-#pragma GCC unroll 8
+#pragma GCC unroll 12
   for (int m = 0; m < M; ++m) {
     *reinterpret_cast<Sum*>(out + m * stride) = sums[m][0];
     *reinterpret_cast<Sum*>(out + m * stride + kLanes) = sums[m][1];
@@ -104,13 +105,12 @@ struct Tiles {
 };
 
 // x [R, K] with the rows of every tile side by side, [K, M] each.
-inline std::vector<float> interleaved(const float* x, Tiles tiles, int64_t inner) {
-  std::vector<float> out(tiles.rows * inner);
+inline std::unique_ptr<float[]> interleaved(const float* x, Tiles tiles, int64_t inner) {
+  auto out = std::make_unique_for_overwrite<float[]>(tiles.rows * inner);
   at::parallel_for(0, tiles.count, 8, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       const int64_t top = tiles.start(t), height = tiles.start(t + 1) - top;
-      for (int64_t m = 0; m < height; ++m)
-        for (int64_t k = 0; k < inner; ++k) out[top * inner + k * height + m] = x[(top + m) * inner + k];
+      at::vec::transpose_mxn<float>(x + top * inner, inner, &out[top * inner], height, static_cast<int>(height), static_cast<int>(inner));
     }
   });
   return out;
@@ -129,10 +129,10 @@ struct Epilogue {
 template <typename W>
 void product(const float* x, int64_t rows, int64_t inner, const W* panels, float* out, int64_t outputs, Epilogue finish) {
   const Tiles tiles(rows);
-  std::vector<float> mixed;
+  std::unique_ptr<float[]> mixed;
   if (rows > 1) {
     mixed = interleaved(x, tiles, inner);
-    x = mixed.data();
+    x = mixed.get();
   }
   at::parallel_for(0, (outputs + kPanel - 1) / kPanel, 1, [&](int64_t begin, int64_t end) {
     constexpr bool slow = std::is_same_v<W, at::Half> || std::is_same_v<W, int8_t>;
