@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import native
 from .linear import GATE_UP, QKV, can_pack, pack_linears, pack_sides, side_by_side, stack_layers
 
 
@@ -61,6 +62,8 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype == self.weight.dtype == torch.float32 and not self.weight.requires_grad and native.runs_on(x):
+            return torch.ops.treedraft.rms_norm(x, self.weight, self.eps)  # torch's takes ten operations
         return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
 
 

@@ -45,6 +45,11 @@ def loaded() -> bool:
     return hasattr(torch.ops.treedraft, "linear")
 
 
+def runs_on(x: torch.Tensor) -> bool:
+    """Whether the compiled part is there and can take ``x``, of which no gradient is asked."""
+    return loaded() and x.device.type == "cpu" and not (x.requires_grad and torch.is_grad_enabled())
+
+
 def is_built() -> bool:
     """Whether it was compiled for this processor, torch and source before."""
     return _flags() is not None and _library().is_file()

@@ -71,14 +71,14 @@ inline float dot(const A* a, const B* b, int64_t size) {
 }
 
 template <typename T>
-void rms_norm(const T* x, const T* weight, T* out, int64_t size, float eps) {
+void rms_norm(const T* __restrict x, const T* __restrict weight, T* __restrict out, int64_t size, float eps) {
   const float scale = 1.0f / std::sqrt(dot(x, x, size) / static_cast<float>(size) + eps);
   for (int64_t i = 0; i < size; ++i) out[i] = static_cast<T>(static_cast<float>(x[i]) * scale * static_cast<float>(weight[i]));
 }
 
 // Rotary positions in half-rotation form; cos and sin hold d numbers, the two halves alike.
 template <typename T, typename U>
-void rotate(const T* x, const T* cos, const T* sin, U* out, int64_t size) {
+void rotate(const T* __restrict x, const T* __restrict cos, const T* __restrict sin, U* __restrict out, int64_t size) {
   const int64_t half = size / 2;
   for (int64_t i = 0; i < half; ++i) {
     const float a = static_cast<float>(x[i]), b = static_cast<float>(x[i + half]);
@@ -492,6 +492,13 @@ Tensor linear(const Tensor& x, const Tensor& panels, const std::optional<Tensor>
   return treedraft::multiply(x.reshape({-1, x.size(-1)}).contiguous(), panels, scale, bias, outputs).view(shape);
 }
 
+// x [..., H] fp32 over its root-mean-square, times weight [H].
+Tensor root_mean_square_norm(const Tensor& x, const Tensor& weight, double eps) {
+  TORCH_CHECK(x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat && weight.is_contiguous() &&
+              weight.numel() == x.size(-1), "fp32 rows and a weight of their length");
+  return normed<float>(x.reshape({-1, x.size(-1)}).contiguous(), weight, eps).view(x.sizes());
+}
+
 // The largest of each row of x [..., V] fp32 and the first place that holds it; NaN if there is one anywhere.
 std::tuple<Tensor, Tensor> largest(const Tensor& x) {
   TORCH_CHECK(x.scalar_type() == at::kFloat && x.is_contiguous() && x.numel() > 0, "contiguous fp32 rows");
@@ -514,6 +521,7 @@ std::tuple<Tensor, Tensor> largest(const Tensor& x) {
 TORCH_LIBRARY(treedraft, library) {
   library.def("panel() -> int", []() { return treedraft::kPanel; });
   library.def("largest(Tensor x) -> (Tensor values, Tensor places)", largest);
+  library.def("rms_norm(Tensor x, Tensor weight, float eps) -> Tensor", root_mean_square_norm);
   library.def("linear(Tensor x, Tensor panels, Tensor? scale, Tensor? bias, int outputs) -> Tensor", linear);
   library.class_<Layers>("Layers")
       .def(torch::init<>())

@@ -156,3 +156,14 @@ def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not native.is_built()
     with pytest.raises(native.NativeError, match="SVE256"):
         native.load()
+
+
+@compiled
+@pytest.mark.parametrize("size", [1, 40, 576])
+def test_the_norm_is_torchs(size: int) -> None:
+    x, weight = numbers(2, 3, size), numbers(size)
+    expected = torch.nn.functional.rms_norm(x, (size,), weight, 1e-5)
+    torch.testing.assert_close(torch.ops.treedraft.rms_norm(x, weight, 1e-5), expected)
+    torch.testing.assert_close(torch.ops.treedraft.rms_norm(x.transpose(0, 1), weight, 1e-5), expected.transpose(0, 1))
+    with pytest.raises(RuntimeError, match="a weight of their length"):
+        torch.ops.treedraft.rms_norm(x, numbers(size + 1), 1e-5)
