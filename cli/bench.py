@@ -184,7 +184,7 @@ def _settings(parts: Parts, request: Request) -> dict[str, Any]:
         "max_new_tokens": request.max_new_tokens,
         "seed": request.seed,
         "end_ids": list(request.end_ids),
-        "dtype": str(parts.target.dtype).removeprefix("torch."),
+        "dtype": parts.target.number_format,
         "device": str(parts.target.device),
         "attention": _attention(parts),
         "forward": parts.target.forward_name,
@@ -195,11 +195,9 @@ def _settings(parts: Parts, request: Request) -> dict[str, Any]:
 def _untouched_model(spec: str, parts: Parts) -> PreTrainedModel:
     """The target as Hugging Face loads it: ours may hold packed weights."""
     from ..infer import load_model
-    from ..infer.load import dtype_name
 
     target = parts.target
-    name = dtype_name(target.dtype)
-    return load_model(spec, name, target.device.type, _attention(parts), parts.adapter)[0].eval()
+    return load_model(spec, target.number_format, target.device.type, _attention(parts), parts.adapter)[0].eval()
 
 
 def _attention(parts: Parts) -> str:

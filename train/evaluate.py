@@ -95,7 +95,7 @@ def evaluate(
     chosen, config = find_rule(rule), getattr(head, "config", None)
     settings = {
         "target": target.facts.name,
-        "dtype": str(target.dtype).removeprefix("torch."),
+        "dtype": target.number_format,
         "forward": target.forward_name,
         "head": None if config is None else asdict(config),
         "tree": None if tree is None else tree.to_dict(),

@@ -17,7 +17,7 @@ from treedraft.heads import (
     pack_sides,
 )
 from treedraft.heads.layer import DraftLayer, LayerShape
-from treedraft.infer.load import pick_dtype
+from treedraft.infer.formats import pick_dtype
 
 HALVES = torch.backends.quantized.engine in ("x86", "fbgemm")
 """fp16 weights are multiplied on x86 alone."""
