@@ -53,7 +53,7 @@ def test_weights_that_were_not_rounded_are_not_taken_for_it() -> None:
 @compiled
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_the_packed_model_computes_what_the_rounded_hugging_face_model_does(name: str) -> None:
-    model = build(MODELS[name])
+    model = build(MODELS[name]())
     quantize_int8(model)
     packed = Target(deepcopy(model), pack=True)
     layers = [m for m in packed.model.modules() if isinstance(m, PackedLinear)]
