@@ -109,8 +109,9 @@ def int8_parts(weight: Tensor) -> tuple[Tensor, Tensor] | None:
     scale = torch.where(largest > 0, largest / 127, 1.0)
     if not torch.equal(scale.bfloat16().float(), scale):
         return None
-    numbers = (weight / scale[:, None]).round()
-    return (numbers.to(torch.int8), scale) if torch.equal(numbers * scale[:, None], weight) else None
+    numbers = (weight / scale[:, None]).round().to(torch.int8)
+    same = torch.equal((numbers.float() * scale[:, None]).view(torch.int32), weight.contiguous().view(torch.int32))
+    return (numbers, scale) if same else None
 
 
 def in_panels(weight: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def rounded(weight: Tensor) -> Tensor:
     """
     largest = weight.abs().amax(1, keepdim=True)
     scale = torch.where(largest > 0, largest / 127, 1.0).bfloat16().float()
-    return (weight / scale).round().clamp(-127, 127) * scale
+    return (weight / scale).round().clamp(-127, 127).add_(0.0).mul_(scale)  # no negative zeros: 8 bits have none
 
 
 def is_int8(weight: Tensor) -> bool:

@@ -48,6 +48,9 @@ def test_weights_that_were_not_rounded_are_not_taken_for_it() -> None:
     made[3, 5] += made[3].abs().max() / 300
     assert int8_parts(made) is None
     assert int8_parts(made.bfloat16()) is None
+    signed = rounded(weight)
+    signed[3, 5] = -0.0  # 8 bits would lose its sign
+    assert int8_parts(signed) is None
 
 
 @compiled
