@@ -82,7 +82,9 @@ def command(
     if turns == "all" and rule != "coupled" and not law.greedy:
         raise BadParameter("--turns all needs --rule coupled: follow-ups are asked in a history of its answers")
     first = _asked(prompt, prompts, turns, limit)
-    parts = open_parts(target, heads, tree, dtype, adapter, compile, len(first) * max_new_tokens)
+    parts = open_parts(
+        target, heads, tree, dtype, adapter, compile, len(first) * max_new_tokens, min(batch_size, len(first))
+    )
     note_rule(rule, law, parts.head)
     asked = in_turns(parts, first, law, max_new_tokens, seed, batch_size)
     run, start = Run(), time.perf_counter()
