@@ -10,6 +10,7 @@ from .machine import machine, versions
 from .noise import gumbel, noise_bits, row_seed
 from .path import Path
 from .prefill import prefill
+from .ranks import KEPT_BELIEFS, Answered, Ranks, check_levels, record_ranks
 from .reference import autoregressive
 from .rejection import Candidates, block_verification, chain_rejection, recursive_rejection, traversal
 from .request import Chunk, Request
@@ -20,12 +21,15 @@ from .step import State, decode_step
 from .tape import Choose, outcomes
 from .target import Target, TargetOutput
 from .text import Text
+from .timing import Plan, measure_costs, spread_nodes
 from .typical import typical
 
 __all__ = [
+    "KEPT_BELIEFS",
     "PHASES",
     "RULES",
     "SMOLLM2",
+    "Answered",
     "Candidates",
     "Choose",
     "Chunk",
@@ -38,6 +42,8 @@ __all__ = [
     "KVCache",
     "NamedRule",
     "Path",
+    "Plan",
+    "Ranks",
     "Request",
     "Rule",
     "Run",
@@ -53,6 +59,7 @@ __all__ = [
     "autoregressive",
     "block_verification",
     "chain_rejection",
+    "check_levels",
     "check_same_tokenizer",
     "complete",
     "decode_step",
@@ -66,12 +73,15 @@ __all__ = [
     "lossless",
     "lossy_typical",
     "machine",
+    "measure_costs",
     "merge_adapter",
     "noise_bits",
     "outcomes",
     "prefill",
+    "record_ranks",
     "recursive_rejection",
     "row_seed",
+    "spread_nodes",
     "traversal",
     "typical",
     "versions",
