@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, demo, distill, evaluate, generate, prepare, train
+from . import bench, demo, distill, evaluate, generate, prepare, train, tree
 from .console import show_error, show_our_warnings_only
 
 USER_ERROR = 2
@@ -33,6 +33,7 @@ for module in (demo, prepare, distill, train, evaluate, generate, bench):
         short_help=paragraph.partition(". ")[0].partition(": ")[0] + ".",
         epilog=module.EXAMPLE,
     )(module.command)
+app.add_typer(tree.app, name="tree")
 
 
 def _show_version(wanted: bool) -> None:

@@ -15,7 +15,7 @@ from .base import (
 )
 from .eagle import DEEPEST, Eagle, EagleConfig
 from .eagle3 import Eagle3, Eagle3Config, default_taps
-from .files import HEADS, HeadWarning, build_head, load_head, save_head
+from .files import HEADS, HeadWarning, build_head, heads_hash, load_head, save_head, target_hash
 from .fill import Steps, fill
 from .hybrid import Hybrid, HybridConfig, only_dynamic
 from .hydra import Hydra, HydraConfig
@@ -80,6 +80,7 @@ __all__ = [
     "cpu_multiplies_bf16",
     "default_taps",
     "fill",
+    "heads_hash",
     "index_corpus",
     "int8_parts",
     "load_head",
@@ -88,4 +89,5 @@ __all__ = [
     "pack_sides",
     "save_head",
     "stack_layers",
+    "target_hash",
 ]

@@ -103,6 +103,22 @@ def load_head(folder: str | Path, facts: TargetFacts, target: TargetLayers) -> H
     return head
 
 
+def heads_hash(folder: str | Path) -> str:
+    """What tells these heads from all others: a hash of their files. Raises HeadError if they are not there."""
+    path = Path(folder)
+    _read_config(path)
+    digest = hashlib.sha256()
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        digest.update((path / name).read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def target_hash(facts: TargetFacts) -> str:
+    """What tells a target from all others, whatever it is called."""
+    known = {name: value for name, value in asdict(facts).items() if name != "name"}
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise HeadError(f"no heads at {path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")

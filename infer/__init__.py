@@ -10,6 +10,7 @@ from .machine import machine, versions
 from .noise import gumbel, noise_bits, row_seed
 from .path import Path
 from .prefill import prefill
+from .ranks import KEPT_BELIEFS, Answered, Ranks, check_levels, record_ranks
 from .reference import autoregressive
 from .rejection import Candidates, block_verification, chain_rejection, recursive_rejection, traversal
 from .request import Chunk, Request
@@ -23,9 +24,11 @@ from .text import Text
 from .typical import typical
 
 __all__ = [
+    "KEPT_BELIEFS",
     "PHASES",
     "RULES",
     "SMOLLM2",
+    "Answered",
     "Candidates",
     "Choose",
     "Chunk",
@@ -38,6 +41,7 @@ __all__ = [
     "KVCache",
     "NamedRule",
     "Path",
+    "Ranks",
     "Request",
     "Rule",
     "Run",
@@ -53,6 +57,7 @@ __all__ = [
     "autoregressive",
     "block_verification",
     "chain_rejection",
+    "check_levels",
     "check_same_tokenizer",
     "complete",
     "decode_step",
@@ -70,6 +75,7 @@ __all__ = [
     "noise_bits",
     "outcomes",
     "prefill",
+    "record_ranks",
     "recursive_rejection",
     "row_seed",
     "traversal",
