@@ -15,7 +15,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt setuptools torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,wandb,tensorboard,lora]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev,wandb,tensorboard,lora,report]"
 	touch $@
 
 demo: install

@@ -99,7 +99,7 @@ def command(
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, turns, limit, every)
     work = len(read) * max_new_tokens * repeats
-    parts = open_parts(target, heads, tree, dtype, adapter, compile, work)
+    parts = open_parts(target, heads, tree, dtype, adapter, compile, work, batch_size)
     asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
     ids = prompt_ids(parts.target, asked)
     result = bench(parts, target, ids, law, max_new_tokens, seed, repeats, modes, batch_size)

@@ -71,7 +71,9 @@ def command(
 
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, turns, limit, every)
-    parts = open_parts(target, heads, tree, dtype, adapter, compile, len(read) * max_new_tokens)
+    parts = open_parts(
+        target, heads, tree, dtype, adapter, compile, len(read) * max_new_tokens, min(batch_size, len(read))
+    )
     note_rule(rule, law, parts.head)
     asked = in_turns(parts, read, law, max_new_tokens, seed, batch_size)
     evaluation = evaluate(

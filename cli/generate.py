@@ -96,7 +96,9 @@ def command(
     settings |= {"max_new_tokens": max_new_tokens, "stop": stop or [], **drafting}
     journal = Answers(out_file, settings, seed)
     journal.check(first)
-    parts = open_parts(target, heads, tree, dtype, adapter, compile, len(first) * max_new_tokens)
+    parts = open_parts(
+        target, heads, tree, dtype, adapter, compile, len(first) * max_new_tokens, min(batch_size, len(first))
+    )
     note_rule(rule, law, parts.head)
     options = {"sampling": law, "max_new_tokens": max_new_tokens, "stop_strings": stop or (), "rule": rule}
     coloured = interactive() if color is None else color

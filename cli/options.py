@@ -37,8 +37,10 @@ TreeName = Annotated[
     str,
     Option(
         "--tree",
-        help="Shape of the drafts: chain:4, best:8 (nodes, root included), dynamic:16 (grown anew at each step) or a "
-        "JSON file of rank paths; auto is the heads folder's own tree.json, or what suits the drafter.",
+        help="Shape of the drafts: chain:4, best:8 (nodes, root included), dynamic:16 (grown anew at each step), "
+        "scheduled:16 (grown as far as it pays here, see treedraft tree cost), FILE:8 (of tree search), a JSON "
+        "file of rank paths, or medusa-63; auto is what pays here if trees and costs were measured, else the heads "
+        "folder's own tree.json, or what suits the drafter.",
     ),
 ]
 MaxNewTokens = Annotated[int, Option(min=1, help="Most tokens to write for each prompt.")]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from .console import note, quiet_transformers
 from .drafters import build_drafter, parse_drafters, tree_for
-from .options import CompileName, TurnsName
+from .options import DEFAULT_TREE, CompileName, TurnsName
 
 if TYPE_CHECKING:
     from ..data import Prompt
@@ -38,10 +38,11 @@ def open_parts(
     adapter: Path | None = None,
     compile: CompileName = "auto",
     work: int = 0,
+    rows: int = 1,
 ) -> Parts:
     """Loads the target and what drafts for it, and fits the tree. ``heads`` and ``tree`` are named as in ``drafters``.
 
-    compile, work: as in ``load_target``.
+    compile, work: as in ``load_target``. rows: the batch that a tree is chosen for where it is chosen here.
 
     Raises TargetError, HeadError, TreeError or DataError.
     """
@@ -51,17 +52,27 @@ def open_parts(
     quiet_transformers()
     note(f"Loading {target} ...")
     loaded = load_target(target, dtype=dtype, adapter=adapter, compile=compile, work=work)
-    parts = replace(fit_heads(loaded, heads, tree), adapter=adapter)
+    parts = replace(fit_heads(loaded, heads, tree, rows), adapter=adapter)
     gc.collect()
     gc.freeze()  # models and modules stay: walking over them again and again took 3 % of decoding
     return parts
 
 
-def fit_heads(target: Target, heads: str, tree: str) -> Parts:
-    """The target with what drafts for it, and the named tree. Raises HeadError, TreeError, TargetError or DataError."""
+def fit_heads(target: Target, heads: str, tree: str, rows: int = 1) -> Parts:
+    """The target with what drafts for it, and the named tree. Raises HeadError, TreeError, TargetError, CostError or
+    DataError."""
+    from .choose import chosen_tree, scheduled_tree
+
     names = parse_drafters(heads)
     drafter = build_drafter(names, target)
-    return Parts(target, drafter, None if drafter is None else tree_for(names, tree, drafter))
+    if drafter is None:
+        return Parts(target, None, None)
+    if tree.startswith("scheduled"):
+        return Parts(target, drafter, scheduled_tree(tree, target, heads, drafter))
+    chosen = chosen_tree(target, heads, rows) if tree == DEFAULT_TREE else None
+    if chosen is not None:
+        return Parts(target, drafter, chosen) if chosen.size > 1 else Parts(target, None, None)
+    return Parts(target, drafter, tree_for(names, tree, drafter))
 
 
 def prompt_ids(target: Target, prompts: Sequence[Prompt]) -> list[list[int]]:

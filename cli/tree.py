@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from . import tree_record
+from . import tree_cost, tree_record, tree_report, tree_search, tree_show, tree_size
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,7 +12,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Find the tree that pays here: record ranks once, search, measure costs, choose the size, look.",
 )
-for name, module in (("record", tree_record),):
+for name, module in (
+    ("record", tree_record),
+    ("search", tree_search),
+    ("cost", tree_cost),
+    ("size", tree_size),
+    ("show", tree_show),
+    ("report", tree_report),
+):
     paragraph = " ".join((module.command.__doc__ or "").split())
     app.command(
         name=name,

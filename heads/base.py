@@ -78,6 +78,14 @@ class Accepted:
         """[B, F], the feature of the position before the root."""
         return self.features[torch.arange(len(self.count), device=self.count.device), self.count - 1]
 
+    def followed_by(self, features: Tensor, tokens: Tensor) -> Accepted:
+        """What a head has still to read after a further round that it was not asked in: one token [B, 1] of each row
+        was read, features [B, 1, F], and ``tokens`` followed it."""
+        rows = torch.arange(len(self.count), device=self.count.device)
+        held, known = pad(self.features, (0, 0, 0, 1)), pad(self.tokens, (0, 1))
+        held[rows, self.count], known[rows, self.count] = features[:, 0], tokens[:, 0]
+        return Accepted(held, known, self.count + 1, self.start, self.reach + 1, self.first)
+
     def select(self, rows: Tensor) -> Accepted:
         first = None if self.first is None else self.first[rows]
         return Accepted(self.features[rows], self.tokens[rows], self.count[rows], self.start[rows], self.reach, first)

@@ -39,6 +39,10 @@ def fill(
     """A draft of the shape of ``tree``, and the new memory. A dynamic tree's own width gives way to ``width``."""
     if isinstance(tree, Tree):
         return _fill_static(head, accepted, memory, tree, scores)
+    if tree.schedule is not None:
+        from .scheduled import grow_scheduled  # which reads ``Steps`` here
+
+        return grow_scheduled(head, accepted, memory, tree, tree.schedule, scores)
     return _grow(head, accepted, memory, tree, scores, width or tree.width)
 
 

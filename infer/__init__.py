@@ -21,6 +21,7 @@ from .step import State, decode_step
 from .tape import Choose, outcomes
 from .target import Target, TargetOutput
 from .text import Text
+from .timing import Plan, measure_costs, spread_nodes
 from .typical import typical
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "KVCache",
     "NamedRule",
     "Path",
+    "Plan",
     "Ranks",
     "Request",
     "Rule",
@@ -71,6 +73,7 @@ __all__ = [
     "lossless",
     "lossy_typical",
     "machine",
+    "measure_costs",
     "merge_adapter",
     "noise_bits",
     "outcomes",
@@ -78,6 +81,7 @@ __all__ = [
     "record_ranks",
     "recursive_rejection",
     "row_seed",
+    "spread_nodes",
     "traversal",
     "typical",
     "versions",

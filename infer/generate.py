@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from transformers import LogitsProcessor
 
 from ..heads import Drafter, HeadWarning, NoHead
-from ..tree import Shape, Tree, TreeError, default_tree
+from ..tree import DynamicTree, Schedule, Shape, Tree, TreeError, default_tree
 from .batch import Decoder, serve
 from .capability import check_rope
 from .noise import row_seed
@@ -39,6 +39,8 @@ class Run:
 
     stats: Stats = field(default_factory=Stats)
     completions: dict[int, Completion] = field(default_factory=dict)
+    schedule: Schedule | None = None
+    """Of a tree that has one: what it learnt."""
 
 
 def complete(target: Target, prompts: Sequence[Sequence[int]], **options: Any) -> list[Completion]:
@@ -104,6 +106,12 @@ def generate(
         device_seeds = torch.tensor([row.seed for row in rows], device=target.device)
         return Sampler(sampling, device_seeds, logits_processor, drafts or chosen.drafts)
 
+    if isinstance(tree, DynamicTree) and tree.schedule is not None:
+        run.schedule = tree.schedule.fresh()  # what it learns is this run's own
+        tree = replace(tree, schedule=run.schedule)
+        rows, context = min(batch_size, max(len(requests), 1)), max((len(p) for p in prompts), default=0)
+        if not run.schedule.pays(rows, context, tree.size, tree.depth, tree.width):
+            head, tree = NoHead(), Tree.chain(0)
     clock = Clock(run.stats.phase_seconds, target.device, synchronize)
     for chunks in serve(Decoder(target, head, tree, chosen, sampler_of, clock), requests, batch_size):
         for chunk in chunks:
@@ -152,6 +160,10 @@ def _check(
             tree.check_fits(head.depth, head.candidates)
         except TreeError as error:
             faults.append(str(error))
+        if isinstance(tree, DynamicTree) and tree.schedule is not None and not hasattr(head, "extend"):
+            faults.append(
+                f"{type(head).__name__} does not answer level by level: a schedule needs trained heads or a draft model"
+            )
     if faults:
         raise GenerationError("; ".join(faults))
     longest = max((len(p) for p in prompts), default=0)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ..heads import Accepted, Drafter, Memory
-from ..tree import Shape
+from ..tree import DynamicTree, Shape, root_draft
 from .cache import KVCache
 from .path import Path
 from .rules import Rule
@@ -34,8 +34,14 @@ class State:
     memory: Memory | None
     sampler: Sampler
 
-    def advance(self, path: Path, out: TargetOutput, memory: Memory | None) -> State:
-        """The state after the accepted path: its features, and its tokens with the bonus as the new root."""
+    def advance(self, path: Path, out: TargetOutput, memory: Memory | None, unread: bool = False) -> State:
+        """The state after the accepted path: its features, and its tokens with the bonus as the new root.
+
+        unread: the head was not asked in this round, and reads what it has missed when it is.
+        """
+        if unread:
+            accepted = self.accepted.followed_by(out.features, path.tokens)
+            return State(self.cache, self.text.extend(path), accepted, memory, self.sampler)
         rows = torch.arange(len(path.counts), device=path.counts.device)[:, None]
         features = out.features[rows, path.nodes]  # [B, A, F]
         reach = self.accepted.reach + max(path.host_counts)
@@ -71,9 +77,14 @@ def decode_step(
     root. Without noise in the sampler this is greedy decoding; the text never depends on the head or the tree.
     """
     cache, text, sampler = state.cache, state.text, state.sampler
-    texts = text.rows() if sampler.reads_context else ()
-    scores = sampler.draft_scores(texts, target.vocab_size, state.accepted.root_position)
-    draft, memory = head.propose(state.accepted, state.memory, tree, scores)  # tokens, parents [B, N]
+    schedule = tree.schedule if isinstance(tree, DynamicTree) else None
+    drafts = schedule is None or schedule.drafts(first=state.accepted.first is not None)
+    if drafts:
+        texts = text.rows() if sampler.reads_context else ()
+        scores = sampler.draft_scores(texts, target.vocab_size, state.accepted.root_position)
+        draft, memory = head.propose(state.accepted, state.memory, tree, scores)  # tokens, parents [B, N]
+    else:
+        draft, memory = root_draft(state.accepted.root), state.memory  # a plain round: N = 1
     clock.lap("draft")
     positions = cache.lengths[:, None] + draft.depth  # [B, N]
     out = target.forward(draft.tokens, positions, draft.ancestors, cache, head.taps)  # logits [B, N, V]; T -> T + N
@@ -82,6 +93,8 @@ def decode_step(
     path.read()  # the step's one wait for the device
     clock.lap("verify")
     cache.commit(path)  # T + N -> T + A
-    state = state.advance(path, out, memory)
+    state = state.advance(path, out, memory, unread=not drafts)
+    if schedule is not None and drafts:
+        schedule.learn([row[:count] for row, count in zip(path.host_nodes, path.host_counts, strict=True)])
     clock.lap("commit")
     return state, path

@@ -8,11 +8,12 @@ the N - 1 best candidates form a tree (Li et al. 2024, "EAGLE-2", arXiv 2406.168
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from .schedule import Schedule
 from .topology import Draft, Tree, TreeError, make_draft
 
 TIE = 1e-4
@@ -25,11 +26,13 @@ class DynamicTree:
 
     depth: D, levels of candidates
     width: candidates taken at a node, and nodes of a level that are asked for candidates in turn
+    schedule: what decides how much of that is used at a step (see ``schedule``); None uses all of it
     """
 
     size: int
     depth: int
     width: int
+    schedule: Schedule | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         faults = [
@@ -52,7 +55,13 @@ class DynamicTree:
 
     def to_dict(self) -> dict[str, object]:
         """For JSON reports."""
-        return {"nodes": self.size, "depth": self.depth, "width": self.width, "dynamic": True}
+        return {
+            "nodes": self.size,
+            "depth": self.depth,
+            "width": self.width,
+            "dynamic": True,
+            "scheduled": self.schedule is not None,
+        }
 
 
 Shape = Tree | DynamicTree

@@ -1,7 +1,8 @@
 """Trees by name and in files: ``chain:4``, ``best:8``, ``dynamic:16``, or a JSON file of rank paths.
 
 A tree file is ``{"paths": [[0], [0, 0], [1]]}``, the root left out, or a tree to grow,
-``{"dynamic": {"nodes": 8, "depth": 4, "width": 3}}``.
+``{"dynamic": {"nodes": 8, "depth": 4, "width": 3}}``. A file of ``tree search`` has trees of many sizes, of which
+``FILE:8`` names one. ``medusa-63`` and the other names of ``PUBLISHED`` are trees that projects published.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .atomic import write_atomically
+from .family import is_family, load_family
 from .growth import DynamicTree, Shape
+from .published import PUBLISHED, published_tree
+from .shares import DEPTH_SHARE, RANK_SHARE
 from .topology import Tree, TreeError
-
-# Chance that the rank-r candidate of a head is right when its parent was, and how it falls with depth: what lightly
-# trained Medusa heads show (docs/log.md). Used only to order nodes when nothing was measured.
-RANK_SHARE = (0.40, 0.12, 0.07, 0.05, 0.035, 0.025, 0.02, 0.015)
-DEPTH_SHARE = (1.0, 0.5)
 
 DYNAMIC_DEPTH, DYNAMIC_WIDTH = 6, 8
 """Of a dynamic tree: most levels, and least width where its nodes allow it."""
@@ -58,7 +57,8 @@ def parse_tree(spec: str, heads: int) -> Shape:
 
     ``chain:4``: 4 drafted nodes in a row. ``best:8``: 8 nodes with the root, in a fixed order of merit.
     ``dynamic:16`` or ``dynamic:16:5:8``: 16 nodes with the root, grown anew at each step, at most 5 deep, asking the 8
-    best nodes of a level for 8 candidates each. Else a tree file.
+    best nodes of a level for 8 candidates each. ``medusa-63``: a published tree. ``FILE:8``: the tree of 8 nodes in a
+    file of ``tree search``. Else a tree file.
 
     Raises TreeError with the accepted forms if the name is not one of them.
     """
@@ -71,10 +71,15 @@ def parse_tree(spec: str, heads: int) -> Shape:
             return default_tree(heads, numbers[0])
         if kind == "dynamic" and 1 <= len(numbers) <= 3:
             return DynamicTree(numbers[0], *_dynamic_sizes(numbers, heads))
+    if spec in PUBLISHED:
+        return published_tree(spec)
+    file, colon, size = spec.rpartition(":")
+    if colon and size.isdigit() and Path(file).is_file():
+        return load_family(file).tree(int(size))
     if not Path(spec).is_file():
         raise TreeError(
-            f"no tree called {spec!r}: expected chain:LENGTH, best:NODES, dynamic:NODES[:DEPTH[:WIDTH]] or a JSON file "
-            "with paths or dynamic"
+            f"no tree called {spec!r}: expected chain:LENGTH, best:NODES, dynamic:NODES[:DEPTH[:WIDTH]], "
+            f"{', '.join(PUBLISHED)}, FILE:NODES (a file of treedraft tree search) or a JSON file with paths or dynamic"
         )
     return load_tree(spec)
 
@@ -95,6 +100,11 @@ def load_tree(path: str | Path) -> Shape:
         content = json.loads(Path(path).read_text())
     except json.JSONDecodeError as error:
         raise TreeError(f"{path} is not JSON: {error}") from error
+    if is_family(content):
+        sizes = ", ".join(content["trees"])
+        raise TreeError(
+            f"{path} holds trees of {sizes} nodes: name one of them, as in {path}:{next(iter(content['trees']), 8)}"
+        )
     try:
         match content:
             case {"paths": [*paths], **others} if not others:
