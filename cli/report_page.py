@@ -20,12 +20,14 @@ h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 28px 0 8p
 p.what { color: #444; margin: 0 0 16px; }
 .verdict { border-left: 5px solid #0072B2; background: #f2f7fb; padding: 8px 14px; margin: 8px 0; }
 .verdict.no { border-color: #D55E00; background: #fdf4ee; }
+.tables { display: flex; flex-wrap: wrap; gap: 0 48px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(480px, 1fr)); gap: 18px; }
-figure { margin: 0; border: 1px solid #ddd; border-radius: 6px; padding: 8px; break-inside: avoid; }
+figure { background: #fff; margin: 0; border: 1px solid #ddd; border-radius: 6px; padding: 8px; break-inside: avoid; }
 svg { width: 100%; height: auto; display: block; font-family: inherit; font-size: 13px; }
 svg .title { font-weight: 600; font-size: 14px; }
 svg .small { font-size: 11.5px; fill: #333; } svg .tiny { font-size: 8.5px; }
 svg .grid { stroke: #e3e3e3; } svg .level { stroke: #555; stroke-dasharray: 5 4; }
+svg .halo { paint-order: stroke; stroke: #fff; stroke-width: 3.5px; }
 svg .node { fill: #fff; stroke: #222; stroke-width: 1.3; }
 svg .point:hover, svg .point:focus { stroke: #000; stroke-width: 2.5; outline: none; }
 svg line.point:hover, svg line.point:focus { stroke: #D55E00; stroke-width: 9; }
@@ -99,11 +101,11 @@ def _sizes(made: Sequence[Series]) -> str:
                 rows.append(f"<tr><td>{size}</td><td>{member.tau:.3f}</td><td>{low:.2f} to {high:.2f}</td>{speed}</tr>")
         more = "<th>round, ms</th><th>tokens/s</th>" if speeds else ""
         parts.append(
-            f"<h2>{escape(series.label)}: found trees</h2>"
+            f"<section><h2>{escape(series.label)}: found trees</h2>"
             f"<table><tr><th>N</th><th>τ</th><th>95 % interval</th>{more}</tr>"
-            f"{''.join(rows)}</table>\n"
+            f"{''.join(rows)}</table></section>\n"
         )
-    return "".join(parts)
+    return f'<div class="tables">{"".join(parts)}</div>'
 
 
 def _runs(measured: Sequence[tuple[str, dict[str, Any]]]) -> str:

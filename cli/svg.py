@@ -8,7 +8,7 @@ from html import escape
 from .charts import COLOURS, DASHES, Bars, Chart, Diagram, Lines, layout, ticks
 
 WIDTH, HEIGHT = 560, 330
-LEFT, RIGHT, TOP, BOTTOM = 56, 14, 34, 62
+LEFT, RIGHT, TOP, BOTTOM = 56, 14, 66, 58
 
 
 def svg(chart: Chart) -> str:
@@ -57,7 +57,7 @@ def _lines(chart: Lines) -> str:
                 f'<circle class="point" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="3" fill="{colour}" '
                 f'data-tip="{escape(tip)}" tabindex="0"><title>{escape(tip)}</title></circle>'
             )
-    parts.append(_legend([line.label for line in chart.lines], dashed=True))
+    parts.append(_legend([line.label for line in chart.lines], DASHES))
     return _whole(chart.title, parts)
 
 
@@ -79,7 +79,8 @@ def _bars(chart: Bars) -> str:
                 f'height="{frame.y(0) - frame.y(value):.1f}" fill="{COLOURS[i % len(COLOURS)]}" '
                 f'data-tip="{escape(tip)}" tabindex="0"><title>{escape(tip)}</title></rect>'
             )
-            if thick > 22:
+            if thick > 22 and value > 0:
+                written = f"{value:.0%}" if chart.percent else written
                 parts.append(
                     f'<text class="small" x="{x + thick / 2:.1f}" y="{frame.y(value) - 4:.1f}" text-anchor="middle">'
                     f"{written}</text>"
@@ -110,11 +111,13 @@ def _diagram(chart: Diagram) -> str:
     crowded = slot < 34
     for node, (x, y) in enumerate(spots):
         label = "root" if node == 0 else str(chart.ranks[node])
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="9" class="node"/>')
-        parts.append(f'<text x="{x:.1f}" y="{y + 4:.1f}" text-anchor="middle" class="tiny">{label[:4]}</text>')
+        radius = min(9.0, slot * 0.47)
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius:.1f}" class="node"/>')
+        parts.append(f'<text x="{x:.1f}" y="{y + 3:.1f}" text-anchor="middle" class="tiny">{label[:4]}</text>')
         if node and not crowded:
             parts.append(
-                f'<text class="small" x="{x:.1f}" y="{y + 22:.1f}" text-anchor="middle">{chart.shares[node]:.0%}</text>'
+                f'<text class="small halo" x="{x:.1f}" y="{y + 22:.1f}" text-anchor="middle">'
+                f"{chart.shares[node]:.0%}</text>"
             )
     return _whole(chart.title, parts)
 
@@ -152,20 +155,26 @@ class _Frame:
                 parts.append(f'<text class="small" x="{at:.1f}" y="{below}" text-anchor="middle">{value:g}</text>')
             middle = (LEFT + WIDTH - RIGHT) / 2
             parts.append(f'<text x="{middle}" y="{below + 17}" text-anchor="middle" class="small">{escape(x)}</text>')
-        parts.append(f'<text class="small" x="8" y="{TOP - 8}">{escape(y)}</text>')
+        middle = (TOP + HEIGHT - BOTTOM) / 2
+        turn = f'transform="rotate(-90 13 {middle:.0f})"'
+        parts.append(f'<text class="small" x="13" y="{middle:.0f}" text-anchor="middle" {turn}>{escape(y)}</text>')
         return "".join(parts)
 
 
-def _legend(labels: Sequence[str], dashed: bool = False) -> str:
-    parts, x = [], float(LEFT)
+def _legend(labels: Sequence[str], dashes: Sequence[str] = ()) -> str:
+    """Below the title, in as many lines as it takes; two have room."""
+    parts, x, y = [], 8.0, 34
     for i, label in enumerate(labels):
-        dash, thick = (DASHES[i % len(DASHES)], 3) if dashed else ("", 9)
+        wide = 40 + 6.2 * len(label)
+        if x + wide > WIDTH and x > 8:
+            x, y = 8.0, y + 16
+        dash, thick = (dashes[i % len(dashes)], 3) if dashes else ("", 9)
         parts.append(
-            f'<line x1="{x:.0f}" x2="{x + 22:.0f}" y1="{HEIGHT - 10}" y2="{HEIGHT - 10}" stroke-width="{thick}" '
+            f'<line x1="{x:.0f}" x2="{x + 22:.0f}" y1="{y - 4}" y2="{y - 4}" stroke-width="{thick}" '
             f'stroke="{COLOURS[i % len(COLOURS)]}" stroke-dasharray="{dash}"/>'
-            f'<text class="small" x="{x + 27:.0f}" y="{HEIGHT - 6}">{escape(label)}</text>'
+            f'<text class="small" x="{x + 27:.0f}" y="{y}">{escape(label)}</text>'
         )
-        x += 40 + 6.4 * len(label)
+        x += wide
     return "".join(parts)
 
 

@@ -102,9 +102,12 @@ class Record:
     def joined(self, other: Record) -> Record:
         """These answers and behind them those of ``other``, both parts of one run."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("ranks", "beliefs", "loops"))
-        tensors = [torch.cat(pair) for pair in pairs]
-        columns = [getattr(self, n) + getattr(other, n) for n in ("lengths", "starts", "names", "categories")]
-        return Record(self.origin, columns[0], columns[1], *tensors, columns[2], columns[3], self.count, self.about)
+        ranks, beliefs, loops = (torch.cat(pair) for pair in pairs)
+        lengths, starts = self.lengths + other.lengths, self.starts + other.starts
+        names, categories = self.names + other.names, self.categories + other.categories
+        return Record(
+            self.origin, lengths, starts, ranks, beliefs, loops, names, categories, self.count, self.about
+        )  # fmt: skip
 
 
 def save_record(record: Record, path: str | Path) -> None:
@@ -140,15 +143,16 @@ def load_record(path: str | Path) -> Record:
         )
     try:
         origin = Origin(**header["origin"])
-        columns = [tuple(header[name]) for name in ("lengths", "starts", "names", "categories")]
+        lengths, starts, names, categories = (tuple(header[n]) for n in ("lengths", "starts", "names", "categories"))
         ranks, beliefs, loops = (tensors[name] for name in ("ranks", "beliefs", "loops"))
     except (KeyError, TypeError) as error:
         raise RecordError(f"{path} is no rank record: {error}") from error
-    rows = sum(columns[0])
+    rows = sum(lengths)
     if not (ranks.shape == (rows, origin.depth) and beliefs.shape[:2] == ranks.shape and loops.shape == (rows,)):
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise RecordError(f"{path} is broken: {rows} answer tokens and {origin.depth} depths, but {shapes}")
-    return Record(origin, *columns[:2], ranks, beliefs, loops, *columns[2:], header["count"], header["about"])
+    count, about = header["count"], header["about"]
+    return Record(origin, lengths, starts, ranks, beliefs, loops, names, categories, count, about)
 
 
 def check_origin(found: Origin, wanted: Origin, path: str | Path) -> None:

@@ -23,10 +23,10 @@ from .walk import Walk, walk
 
 RankPath = tuple[int, ...]
 RECOUNTS = 8
-SMOOTHING = 4.0
+SMOOTHING = 16.0
 """Observations that the head's average at a depth counts for where paths are rare."""
-EXCHANGED = 24
-"""Trees up to this size are improved by exchanging nodes: larger ones gain nothing that a record can tell."""
+EXCHANGED = 6
+"""Trees up to this size are improved by exchanging nodes; larger ones only gained on what they were built on."""
 OFFERED = 6
 """New nodes that are tried in place of each leaf."""
 

@@ -58,8 +58,7 @@ def test_an_interrupted_record_goes_on_where_it_stopped(
 def test_a_record_of_other_heads_is_refused_by_name(call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path):
     file = tmp_path / "ranks.safetensors"
     target = load_target(str(ring), "fp32")
-    sizes = {"hidden_size": 96, "vocab_size": 96, "num_target_layers": target.num_layers}
-    save_head(build_head(MedusaConfig(2, **sizes), target.layers()), tmp_path / "other", target.facts)
+    save_head(build_head(MedusaConfig(2, 96, 96, target.num_layers), target.layers()), tmp_path / "other", target.facts)
     asked = ("tree", "record", "--target", ring, "--prompts", prompts, "--max-new-tokens", 5, "--out", file)
     call(*asked, "--heads", heads)
     shown = call(*asked, "--heads", tmp_path / "other")

@@ -29,8 +29,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, ring: Path, heads: Path, pr
 
     folder = tmp_path_factory.mktemp("report")
     target = load_target(str(ring), "fp32")
-    sizes = {"hidden_size": 96, "vocab_size": 96, "num_target_layers": target.num_layers}
-    save_head(build_head(MedusaConfig(2, **sizes), target.layers()), folder / "poor", target.facts)
+    save_head(build_head(MedusaConfig(2, 96, 96, target.num_layers), target.layers()), folder / "poor", target.facts)
     asked = ["--target", str(ring), "--dtype", "fp32", "--compile", "off"]
 
     def do(*arguments: object) -> None:
