@@ -5,9 +5,10 @@ from .calibration import Logistic, Reliability, expected_acceptance, fit_logisti
 from .cost import CostError, CostTable, DraftCost, ForwardCost, Place, check_place, load_costs, save_costs
 from .family import FAMILY_FILE, Family, Member, is_family, load_family, save_family
 from .growth import TIE, DynamicTree, Shape, choose_nodes
+from .prices import Prices, best_size
 from .published import PUBLISHED, published_tree
 from .record import NOT_THERE, Origin, Record, RecordError, check_heads, check_origin, load_record, save_record
-from .schedule import Prices, Row, Schedule, best_size
+from .schedule import Row, Schedule
 from .search import Limits, compared, found_trees, greedy_product_tree, path_shares, position_tree, sequoia_tree
 from .size import BYTES, Choice, Roofline, best_chain, best_choice, chain_speedup, chain_tokens, explained, sized
 from .spec import best_tree, default_tree, load_tree, parse_tree, save_tree

@@ -4,9 +4,11 @@ B batch rows   N tree nodes, root included   D depth   e nodes of a level that a
 π chance that a node is accepted
 
 A candidate's confidence is calibrated to the chance that it is right if its parent is; π is the product along its path.
-With S(N) = (B + sum of the π of what is admitted) / seconds of the round, nodes of all rows are admitted best first
-while S rises. One forward takes B x N positions, padding included, so the budget that rows compete for is its width: a
-node of one row makes room for one of every other. A further level is asked for while the nodes that it may bring, as
+Nodes of all rows are admitted best first while the tokens that they bring are worth their time, at the rate of tokens a
+second that the run has had so far, or that of plain rounds if it is higher: tokens - rate * seconds is what makes the
+average rate largest, while each round's own rate would grow poor rounds too far and good ones not far enough. One
+forward takes B x N positions, padding included, so the budget that rows compete for is its width: a node of one row
+makes room for one of every other. A further level is asked for while the nodes that it may bring, as
 often right as nodes of that level were so far, pay for the head call too. Where even the best tree does not pay,
 rounds are plain ones, with a few drafted ones now and then to see whether that has changed.
 
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field
 
 from .calibration import Logistic, Reliability, logit
 from .cost import CostTable
+from .prices import Prices, best_size
 from .shares import DEPTH_SHARE, RANK_SHARE
 
 LEARNING = 0.02
@@ -34,20 +37,6 @@ REST, LONGEST_REST = 32, 128
 """Plain rounds of a first rest, doubled each time up to the second."""
 CONTEXT_STEP = 128
 """Costs are looked up anew each time that texts have grown by so many tokens."""
-
-
-@dataclass(frozen=True)
-class Prices:
-    """Seconds of a round's parts for one batch size and context: ``forward[N]``, N = 0 unused; ``step[e]``."""
-
-    forward: tuple[float, ...]
-    begin: float
-    step: tuple[float, ...]
-    overhead: float
-
-    @property
-    def plain(self) -> float:
-        return self.forward[1] + self.overhead
 
 
 @dataclass
@@ -118,13 +107,12 @@ class Schedule:
     def pays(self, batch: int, context: int, size: int, depth: int, width: int) -> bool:
         """Whether a round with a tree is expected to be faster than plain ones, before anything was drafted."""
         prices = self.prices(batch, context, size, width)
-        chances, level, drafting, best = [], [1.0], prices.begin, batch / prices.plain
+        chances, level, drafting, plain = [], [1.0], prices.begin, batch / prices.plain
         for at in range(1, depth + 1):
             level = [p * self.expected(at, rank) for p in level for rank in range(width)]
             level = sorted(level, reverse=True)[:width]
             chances = sorted([*chances, *level], reverse=True)
-            speed = best_size([chances] * batch, prices, drafting, size)[1]
-            if speed > best:
+            if best_size([chances] * batch, prices, drafting, size, plain)[1] > 0:
                 return True
             drafting += prices.step[min(len(level), width)]
         return False
@@ -139,6 +127,8 @@ class Schedule:
 
     def begin(self, batch: int) -> None:
         """A drafted round of ``batch`` rows."""
+        if batch != len(self._rows):
+            self._tokens, self._seconds, self._probes = 0.0, 0.0, 0  # another batch has another rate
         self._rows = [Row() for _ in range(batch)]
         self._nodes = []
 
@@ -169,16 +159,16 @@ class Schedule:
         drafting: seconds that the draft has taken so far. The candidates are given by their places in the row.
         """
         own = [sorted(row.chances, reverse=True) for row in self._rows]
-        now = best_size(own, prices, drafting, size)[1]
+        rate = self._rate(prices)
+        now = best_size(own, prices, drafting, size, rate)[1]
         fronts, hoped = [], []
         for row, chances in zip(self._rows, own, strict=True):
             front = sorted((i for i, d in enumerate(row.depths) if d == depth), key=lambda i: -row.chances[i])[:width]
             fronts.append(front)
             children = [row.chances[i] * self.expected(depth + 1, rank) for i in front for rank in range(width)]
             hoped.append(sorted([*chances, *children], reverse=True))
-        likeliest = prices.step[1]
-        nodes, speed = best_size(hoped, prices, drafting + likeliest, size)
-        if speed <= now:
+        nodes, then = best_size(hoped, prices, drafting + prices.step[1], size, rate)
+        if then <= now:
             return []
         asked = 1
         for row, front, chances in zip(self._rows, fronts, hoped, strict=True):
@@ -191,7 +181,7 @@ class Schedule:
     def admit(self, prices: Prices, drafting: float, size: int) -> list[list[int]]:
         """The candidates of each row that become nodes, by their places, parents first."""
         own = [sorted(row.chances, reverse=True) for row in self._rows]
-        nodes, _ = best_size(own, prices, drafting, size)
+        nodes, _ = best_size(own, prices, drafting, size, self._rate(prices))
         self._nodes = []
         for row in self._rows:
             ranked = sorted(range(len(row.chances)), key=lambda i: (-row.chances[i], i))
@@ -221,6 +211,11 @@ class Schedule:
         self.drafted_rounds += 1
         self._judge(sum(len(path) for path in paths), len(paths))
 
+    def _rate(self, prices: Prices) -> float:
+        """Tokens a second of all rows: what the run has had so far, at least what plain rounds have."""
+        plain = len(self._rows) / prices.plain
+        return plain if self._probes < PROBES else max(plain, self._tokens / self._seconds)
+
     def _fit(self, depth: int) -> Logistic:
         while len(self._fits) < depth:
             last = self._fits[-1]
@@ -245,20 +240,3 @@ class Schedule:
             return
         self._resting, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
         self._tokens, self._seconds, self._probes = 0.0, 0.0, 0
-
-
-def best_size(rows: Sequence[Sequence[float]], prices: Prices, drafting: float, size: int) -> tuple[int, float]:
-    """The N of the most tokens a second, and these, for rows of chances in falling order.
-
-    >>> flat = Prices((math.inf, 10.0, 10.0, 10.0, 30.0), 0.0, (0.0,), 0.0)
-    >>> best_size([[0.5, 0.2, 0.1]], flat, 0.0, 4)
-    (3, 0.16999999999999998)
-    """
-    kept = float(len(rows))
-    best, speed = 1, kept / (drafting + prices.forward[1] + prices.overhead)
-    for nodes in range(2, min(size, 1 + max((len(row) for row in rows), default=0)) + 1):
-        kept += sum(row[nodes - 2] for row in rows if nodes - 2 < len(row))
-        found = kept / (drafting + prices.forward[nodes] + prices.overhead)
-        if found > speed:
-            best, speed = nodes, found
-    return best, speed

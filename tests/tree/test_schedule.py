@@ -20,7 +20,7 @@ def schedule(per_node: float, step: float = 0.001, expected: float = 0.6) -> Sch
         ForwardCost(b, 256, nodes, tuple(0.010 + per_node * (b * n - b) for n in nodes)) for b in (1, 2, 4)
     )
     drafts = tuple(DraftCost(b, step, (1, 8), (step, step)) for b in (1, 2, 4))
-    return Schedule(CostTable(PLACE, forwards, drafts, {1: 0.0}), [[expected, 0.1]] * 4)
+    return Schedule(CostTable(PLACE, forwards, drafts, {1: 0.0}), [[expected, expected / 6]] * 4)
 
 
 def offer(plan: Schedule, chances: list[list[float]]) -> None:
@@ -37,7 +37,7 @@ def admitted(plan: Schedule, chances: list[list[float]], size: int = 16) -> list
 
 
 def test_a_node_is_admitted_while_its_chance_pays_for_its_position():
-    # S = (1 + sum) / (11 ms + per node): at 1 ms a node, 0.5 pays, and then 0.1 < 1.5 / 12
+    # a plain round has a token in 10 ms: 1 ms of a node is worth 0.1 tokens
     assert admitted(schedule(0.001), [[0.5, 0.1]]) == [[0]]
     assert admitted(schedule(0.0001), [[0.5, 0.1]]) == [[0, 1]]
     assert admitted(schedule(0.01), [[0.5, 0.1]]) == [[]]
