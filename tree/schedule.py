@@ -55,6 +55,16 @@ class Row:
 
 
 @dataclass
+class Gain:
+    """Tokens and seconds of drafted rounds, faded, and how many they were; plain: tokens a second of plain ones."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    rounds: int = 0
+    plain: float = 0.0
+
+
+@dataclass
 class Schedule:
     """The schedule of one run: what it learns is written in place. ``fresh`` gives a run its own.
 
@@ -81,7 +91,7 @@ class Schedule:
         self._prices: dict[tuple[int, int, int, int], Prices] = {}
         self._rows: list[Row] = []
         self._nodes: list[list[int]] = []
-        self._tokens, self._seconds, self._probes = 0.0, 0.0, 0
+        self._gains: dict[int, Gain] = {}  # by batch size, since rows come and go
         self._resting, self._rest = 0, REST
 
     def fresh(self) -> Schedule:
@@ -127,8 +137,6 @@ class Schedule:
 
     def begin(self, batch: int) -> None:
         """A drafted round of ``batch`` rows."""
-        if batch != len(self._rows):
-            self._tokens, self._seconds, self._probes = 0.0, 0.0, 0  # another batch has another rate
         self._rows = [Row() for _ in range(batch)]
         self._nodes = []
 
@@ -186,8 +194,9 @@ class Schedule:
         for row in self._rows:
             ranked = sorted(range(len(row.chances)), key=lambda i: (-row.chances[i], i))
             self._nodes.append(sorted(ranked[: nodes - 1]))
-        self._seconds = self._seconds * FADING + drafting + prices.forward[nodes] + prices.overhead
-        self._plain = prices.plain
+        gain = self._gains.setdefault(len(self._rows), Gain())
+        gain.seconds = gain.seconds * FADING + drafting + prices.forward[nodes] + prices.overhead
+        gain.plain = len(self._rows) / prices.plain
         return self._nodes
 
     def rows(self) -> Sequence[Row]:
@@ -213,8 +222,8 @@ class Schedule:
 
     def _rate(self, prices: Prices) -> float:
         """Tokens a second of all rows: what the run has had so far, at least what plain rounds have."""
-        plain = len(self._rows) / prices.plain
-        return plain if self._probes < PROBES else max(plain, self._tokens / self._seconds)
+        gain, plain = self._gains.get(len(self._rows)), len(self._rows) / prices.plain
+        return plain if gain is None or gain.rounds < PROBES else max(plain, gain.tokens / gain.seconds)
 
     def _fit(self, depth: int) -> Logistic:
         while len(self._fits) < depth:
@@ -231,12 +240,13 @@ class Schedule:
 
     def _judge(self, kept: int, batch: int) -> None:
         """Whether drafting gained; if it did not over a few rounds, plain ones follow."""
-        self._tokens = self._tokens * FADING + kept
-        self._probes += 1
-        if self._probes < PROBES:
+        gain = self._gains[batch]
+        gain.tokens = gain.tokens * FADING + kept
+        gain.rounds += 1
+        if gain.rounds < PROBES:
             return
-        if self._tokens / self._seconds >= batch / self._plain:
+        if gain.tokens / gain.seconds >= gain.plain:
             self._rest = REST
             return
         self._resting, self._rest = self._rest, min(2 * self._rest, LONGEST_REST)
-        self._tokens, self._seconds, self._probes = 0.0, 0.0, 0
+        del self._gains[batch]

@@ -44,7 +44,8 @@ def test_the_text_is_that_of_plain_decoding(kind: str, law: Sampling):
         assert [c.ids for c in done] == [c.ids for c in plain]
         assert run.schedule is not None
         assert run.schedule.drafted_rounds
-        assert run.schedule.plain_rounds  # random heads do not gain: it rests, and heads read what they missed
+        if per_node == 1e-3:  # random heads gain nothing: it rests, and they read what they missed
+            assert run.schedule.plain_rounds
 
 
 def test_heads_that_are_right_are_used_to_their_depth():
