@@ -34,7 +34,8 @@ from tqdm import tqdm
 from treedraft.cli.parts import read_some_prompts
 from treedraft.data import render_prompt
 from treedraft.infer import machine, versions
-from treedraft.infer.load import load_tokenizer, local_folder, pick_device, pick_dtype
+from treedraft.infer.formats import dtype_name, pick_dtype
+from treedraft.infer.load import load_tokenizer, local_folder, pick_device
 
 HERE = Path(__file__).parent
 HEADS = HERE.parent / "examples" / "smollm2-135m"
@@ -56,6 +57,10 @@ class Peer:
 
 def _treedraft(title: str, heads: str, tree: str = "auto") -> Peer:
     return Peer(title, "on_treedraft.py", weights="bf16", settings={"heads": heads, "tree": tree})
+
+
+def _treedraft_int8(title: str, heads: str, tree: str = "auto") -> Peer:
+    return Peer(title, "on_treedraft.py", "", "int8", {"heads": heads, "tree": tree, "dtype": "int8"})
 
 
 def _openvino(title: str, weights: str, mode: str) -> Peer:
@@ -91,6 +96,8 @@ PEERS = {
     "eagle": _treedraft("treedraft, EAGLE", str(HEADS / "eagle")),
     "eagle3": _treedraft("treedraft, EAGLE-3", str(HEADS / "eagle3")),
     "eagle3+suffix": _treedraft("treedraft, EAGLE-3 + suffix", f"{HEADS / 'eagle3'}+suffix", "dynamic:4:2:2"),
+    "treedraft-int8": _treedraft_int8("treedraft, int8 weights, no heads", "none"),
+    "eagle3-int8": _treedraft_int8("treedraft, int8 weights, EAGLE-3", str(HEADS / "eagle3")),
 }
 """By the name that --peers takes; hf is what the others are compared with."""
 NOT_BY_DEFAULT = ("vllm-heads", "openvino-fp32", "openvino-int8-lookup")
@@ -128,7 +135,7 @@ def main(
     ids = [render_prompt(tokenizer, row.messages) for row in rows]
     shared = {
         "model": str(folder),
-        "dtype": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}[str(pick_dtype(dtype, device))[6:]],
+        "dtype": dtype_name(pick_dtype(dtype, device)),
         "threads": threads,
         "max_new_tokens": max_new_tokens,
         "longest": max(len(prompt) for prompt in ids),
