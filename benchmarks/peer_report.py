@@ -48,9 +48,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         "Intervals: 95 % bootstrap over prompts, paired for ratios. Same text: answers equal, token by token, to "
         "those of `generate`. Peak memory: above the resident size after imports, loading included. τ: tokens of a "
         "round behind the prefill; - where the engine does not tell. Share of the limit: decoding without the "
-        f"prefill over {gb:.1f} GB/s (measured) / {result['weights_mb']:.0f} MB = {1e3 * gb / result['weights_mb']:.0f} tokens/s, "
-        "the speed of a decoder that drafts nothing and only reads the checkpoint's 16-bit weights once "
-        "for every token; drafting and smaller weights may go beyond 100 %.",
+        f"prefill over {gb:.1f} GB/s (measured) / {result['weights_mb']:.0f} MB = "
+        f"{1e3 * gb / result['weights_mb']:.0f} tokens/s, the speed of a decoder that drafts nothing and only reads "
+        "the checkpoint's 16-bit weights once for every token; drafting and smaller weights may go beyond 100 %.",
         "",
     ]
     failed = {name: figures["error"] for name, figures in peers.items() if "error" in figures}
