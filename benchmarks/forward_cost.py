@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -44,6 +45,7 @@ def main(
     dtype: Annotated[str, typer.Option(help="auto, fp32, bf16 or fp16.")] = "auto",
     context: Annotated[int, typer.Option(help="Tokens in the cache.")] = 256,
     repeats: Annotated[int, typer.Option(help="Forwards of each kind.")] = 15,
+    plot: Annotated[Path | None, typer.Option(help="PNG to draw.")] = None,
 ) -> None:
     native.load()
     models = {
@@ -52,7 +54,7 @@ def main(
         "compiled": Target(load_model(target, dtype)[0], pack=True, compiled=True),
     }
     table = Table("n", *(f"{name}, ms" for name in models), "compiled T(n)/T(1)")
-    first = 0.0
+    medians: dict[str, list[float]] = {name: [] for name in models}
     for nodes in SIZES:
         runs = {name: forward_over(model, context, nodes) for name, model in models.items()}
         seconds: dict[str, list[float]] = {name: [] for name in runs}
@@ -62,12 +64,34 @@ def main(
                 run()
                 seconds[name].append(time.perf_counter() - start)
         middle = [1e3 * statistics.median(seconds[name]) for name in models]
-        first = first or middle[-1]
-        table.add_row(str(nodes), *(f"{ms:.1f}" for ms in middle), f"{middle[-1] / first:.2f}")
+        for of_model, ms in zip(medians.values(), middle, strict=True):
+            of_model.append(ms)
+        ratio = middle[-1] / medians["compiled"][0]
+        table.add_row(str(nodes), *(f"{ms:.1f}" for ms in middle), f"{ratio:.2f}")
     console = Console()
     console.print(f"{target}, {models['compiled'].dtype}, {context} tokens cached, one row")
     console.print(machine(), versions())
     console.print(table)
+    if plot is not None:
+        draw(medians, f"{target}, {context} tokens cached", plot)
+
+
+def draw(medians: Mapping[str, Sequence[float]], title: str, path: Path) -> None:
+    """Milliseconds over n, a line for each kind, told apart by its marker too."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(5, 3.2))
+    for (name, ms), colour, marker in zip(medians.items(), ("#999999", "#E69F00", "#0072B2"), "s^o", strict=True):
+        axes.plot(SIZES, ms, color=colour, marker=marker, markersize=4, label=name)
+    axes.set(xlabel="n, tokens in one forward", ylabel="T(n), ms", title=title, ylim=(0, None))
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":
