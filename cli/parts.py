@@ -62,7 +62,7 @@ def open_parts(
 
 
 def _give_memory_back() -> None:
-    """What the weights took before they were packed, which glibc keeps: 220 MiB of a model of 260. Elsewhere nothing."""
+    """What weights took before they were packed, which glibc keeps: 220 MiB of a model of 260. Elsewhere nothing."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
