@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from treedraft.cli.parts import fit_heads, open_parts, prompt_ids, read_some_prompts
-from treedraft.cli.speed import Decode, Timing, measure, now
+from treedraft.cli.speed import Decode, Timing, now
 from treedraft.infer import Run, Sampling, generate, machine, row_seed, versions
 from treedraft.tree import Reliability, Schedule
 
@@ -57,18 +57,20 @@ def main(
     temperature: Annotated[float, typer.Option()] = 0.0,
     repeats: Annotated[int, typer.Option()] = 1,
     dtype: Annotated[str, typer.Option()] = "auto",
-    skip: Annotated[int, typer.Option(help="Leave out the first prompts.")] = 0,
+    longest: Annotated[int, typer.Option(help="Leave out prompts of more tokens.")] = 100_000,
+    minutes: Annotated[float, typer.Option(help="Stop after so long; what was finished by all trees counts.")] = 60.0,
 ) -> None:
-    read = read_some_prompts(prompts, "first", None)[skip::every]
+    read = read_some_prompts(prompts, "first", None)
     parts = open_parts(target, heads, "chain:1", dtype, None, "auto", 10**6)
-    ids = prompt_ids(parts.target, read)
+    ids = [row for row in prompt_ids(parts.target, read) if len(row) <= longest][::every]
     spent = _time_schedules()
     seen: dict[str, Seen] = {}
     decoders: dict[str, Decode] = {}
     for spec in tree:
         shape = None if spec == "none" else fit_heads(parts.target, heads, spec)
         decoders[spec] = _decoder(parts.target, shape, Sampling(temperature), max_new_tokens, seen, spec, spent)
-    timings = measure(decoders, ids, repeats, batch_size)
+    timings = _in_turns(decoders, [ids[i : i + batch_size] for i in range(0, len(ids), batch_size)], repeats, minutes)
+    ids = ids[: batch_size * len(timings[tree[0]][0])]
     console = Console(width=130)
     console.print(machine(), versions(), f"{len(ids)} prompts, batch {batch_size}, temperature {temperature}, {dtype}")
     console.print(_table(timings))
@@ -81,6 +83,24 @@ def main(
     answers = {spec: [ids for t in repeats_of[0] for ids in t.answers] for spec, repeats_of in timings.items()}
     first = next(iter(answers.values()))
     console.print(f"Same text in all: {all(own == first for own in answers.values())}")
+
+
+def _in_turns(
+    decoders: dict[str, Decode], batches: Sequence[Sequence[Sequence[int]]], repeats: int, minutes: float
+) -> dict[str, list[list[Timing]]]:
+    """Timings [repeat][batch] of every tree, each batch begun by another one; a warm-up on the first is left out."""
+    names, until = list(decoders), time.perf_counter() + 60 * minutes
+    timings: dict[str, list[list[Timing]]] = {name: [[] for _ in range(repeats)] for name in names}
+    for name in names:
+        decoders[name](0, batches[0])
+    for number, batch in enumerate(batches):
+        for repeat in range(repeats):
+            turn = (repeat + number) % len(names)
+            for name in names[turn:] + names[:turn]:
+                timings[name][repeat].append(decoders[name](number * len(batches[0]), batch))
+        if time.perf_counter() > until:
+            break
+    return timings
 
 
 def _decoder(

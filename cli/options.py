@@ -10,6 +10,8 @@ from typer import Option
 NO_HEADS = "none"
 DEFAULT_TARGET = "smollm2-135m"
 DEFAULT_TREE = "auto"
+SMALL_TREE = "dynamic:3:1:2"
+"""What every drafter can fill: for commands that must draft, whatever auto would choose."""
 
 DTypeName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 TurnsName = Literal["first", "all"]

@@ -50,7 +50,7 @@ def _lines(chart: Lines) -> str:
             if j == line.marked:
                 parts.append(
                     f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="7" fill="none" stroke="#000" '
-                    f'stroke-width="2"/><text class="small" x="{frame.x(x):.1f}" y="{frame.y(y) - 11:.1f}" '
+                    f'stroke-width="2"/><text class="small halo" x="{frame.x(x):.1f}" y="{frame.y(y) - 13:.1f}" '
                     f'text-anchor="middle">chosen: {x:g}</text>'
                 )
             parts.append(
@@ -156,7 +156,7 @@ class _Frame:
             middle = (LEFT + WIDTH - RIGHT) / 2
             parts.append(f'<text x="{middle}" y="{below + 17}" text-anchor="middle" class="small">{escape(x)}</text>')
         middle = (TOP + HEIGHT - BOTTOM) / 2
-        turn = f'transform="rotate(-90 13 {middle:.0f})"'
+        turn = f'transform="rotate(-90 13 {middle:.0f})"' if len(y) > 2 else ""
         parts.append(f'<text class="small" x="13" y="{middle:.0f}" text-anchor="middle" {turn}>{escape(y)}</text>')
         return "".join(parts)
 

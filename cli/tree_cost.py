@@ -10,7 +10,7 @@ from typer import BadParameter, Option
 
 from .console import out
 from .costs import costs_file, place_of
-from .options import DEFAULT_TARGET, DEFAULT_TREE, Adapter, Compile, DType, Heads, Target
+from .options import DEFAULT_TARGET, SMALL_TREE, Adapter, Compile, DType, Heads, Target
 from .parts import open_parts
 
 if TYPE_CHECKING:
@@ -41,11 +41,13 @@ def command(
     format; treedraft tree size and dynamic trees with a schedule read it."""
     from tqdm import tqdm
 
-    from ..infer import Plan, machine, measure_costs, spread_nodes, versions
+    from ..infer import Plan, check_levels, machine, measure_costs, spread_nodes, versions
     from ..tree import save_costs
 
     lengths, rows = numbers(contexts, "contexts"), numbers(batches, "batches")
-    parts = open_parts(target, heads, DEFAULT_TREE, dtype, adapter, compile, 10**6)
+    parts = open_parts(target, heads, SMALL_TREE, dtype, adapter, compile, 10**6)
+    if parts.head is not None:
+        check_levels(parts.head, 1)
     place = place_of(parts.target, heads)
     fitting = tuple(n for n in lengths if n + nodes <= parts.target.context)
     if not fitting:

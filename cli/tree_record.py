@@ -14,7 +14,7 @@ from typer import Option
 from .console import note, out
 from .options import (
     DEFAULT_TARGET,
-    DEFAULT_TREE,
+    SMALL_TREE,
     Adapter,
     BatchSize,
     Compile,
@@ -77,7 +77,7 @@ def command(
     law = Sampling(temperature, top_k, top_p, min_p, repetition_penalty)
     read = read_some_prompts(prompts, "first", limit, every)
     heads_id = _heads_id(heads)
-    parts = open_parts(target, heads, DEFAULT_TREE, dtype, adapter, compile, len(read) * max_new_tokens)
+    parts = open_parts(target, heads, SMALL_TREE, dtype, adapter, compile, len(read) * max_new_tokens)
     assert parts.head is not None
     depth = depth or min(parts.head.depth, DEEPEST)
     check_levels(parts.head, depth)

@@ -102,6 +102,8 @@ def _series(records: Sequence[Path], labels: Sequence[str], costs: Sequence[Path
         if table is not None and (table.place.heads, table.place.target) != (record.origin.heads, record.origin.target):
             raise CostError(f"{costs[i]} was measured for other heads or another target than {file}")
         family = search(build, judge, range(2, largest + 1), Limits(record.origin.depth))
+        if not family.members:
+            raise RecordError(f"{file}: no candidate was ever right, so there is no tree to show")
         name = labels[i] if labels else Path(str(record.about.get("heads", file.stem))).name
         made.append(Series(name, record, judge, family, table))
     return made

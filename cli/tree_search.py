@@ -47,6 +47,8 @@ def command(
     limits = Limits(min(depth or found.origin.depth, found.origin.depth), width)
     build, judge = found.halves()
     family = search(build, judge, range(2, nodes + 1), limits)
+    if not family.members:
+        raise RecordError(f"{record}: no candidate of rank below {width} was ever right, so there is no tree to find")
     rivals = _rivals(build, [n for n in COMPARED if n <= nodes], limits)
     rows = compare_rows(build, judge, family, rivals)
     if out_file:

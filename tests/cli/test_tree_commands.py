@@ -28,7 +28,7 @@ def measured(call: Call, ring: Path, heads: Path, prompts: Path, tmp_path: Path)
     """A heads folder of its own with its record, trees and costs."""
     folder, record, costs = tmp_path / "heads", tmp_path / "ranks.safetensors", tmp_path / "costs.json"
     shutil.copytree(heads, folder)
-    asked = ("--target", ring, "--heads", folder, "--dtype", "fp32")
+    asked = ("--target", ring, "--heads", folder, "--dtype", "fp32", "--compile", "off")
     shown = call("tree", "record", *asked, "--prompts", prompts, "--max-new-tokens", 13, "--out", record)
     assert shown.code == 0, shown.err
     shown = call("tree", "search", "--record", record, "--nodes", 6, "--out", folder / "trees.json")
@@ -66,9 +66,11 @@ def test_from_a_record_to_a_size(call: Call, measured: dict[str, Path], tmp_path
     assert "rafting does not pay here, because" in call(*asked).out
 
 
-def test_auto_takes_what_pays_here_and_says_so(call: Call, measured: dict[str, Path], ring: Path, own_cache: Path):
+def test_auto_takes_what_pays_here_and_says_so(
+    call: Call, measured: dict[str, Path], ring: Path, prompts: Path, own_cache: Path
+):
     asked = ("generate", "--target", ring, "--heads", measured["heads"], "--prompt", "w4", "--max-new-tokens", 9)
-    asked = (*asked, "--dtype", "fp32")
+    asked = (*asked, "--dtype", "fp32", "--compile", "off")
     before = call(*asked)
     assert "chosen by measurement" not in before.err
     cheap = priced(measured["costs"], 0.01, 0.0, 0.0001)
@@ -82,11 +84,14 @@ def test_auto_takes_what_pays_here_and_says_so(call: Call, measured: dict[str, P
     assert "drafting does not pay here, because" in plain.err
     assert "τ 1.00" in plain.err
     assert before.out == drafted.out == plain.out
+    record = ("tree", "record", "--target", ring, "--heads", measured["heads"], "--dtype", "fp32", "--compile", "off")
+    again = call(*record, "--prompts", prompts, "--max-new-tokens", 13, "--out", own_cache / "again.safetensors")
+    assert again.code == 0, again.err  # what is recorded drafts, whether it pays or not
 
 
 def test_a_scheduled_tree_needs_costs_and_writes_the_same_text(call: Call, measured: dict[str, Path], ring: Path):
     asked = ("generate", "--target", ring, "--heads", measured["heads"], "--prompt", "w4", "--max-new-tokens", 9)
-    asked = (*asked, "--dtype", "fp32", "--tree")
+    asked = (*asked, "--dtype", "fp32", "--compile", "off", "--tree")
     refused = call(*asked, "scheduled:4")
     assert refused.code == 2
     assert "run treedraft tree cost" in refused.err
@@ -154,3 +159,9 @@ def test_records_too_small_to_judge_by_are_refused(call: Call, ring: Path, heads
     shown = call("tree", "search", "--record", file)
     assert shown.code == 2
     assert "holds 1 answers" in shown.err
+
+
+def test_drafters_without_levels_have_no_costs_by_level(call: Call, ring: Path):
+    shown = call("tree", "cost", "--target", ring, "--heads", "ngram", "--compile", "off", "--contexts", "16")
+    assert shown.code == 2
+    assert "NGram cannot be recorded or timed" in shown.err

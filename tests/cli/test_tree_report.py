@@ -12,7 +12,7 @@ import pytest
 
 from treedraft.cli.charts import Bars, Diagram, Line, Lines, layout
 from treedraft.cli.svg import svg
-from treedraft.heads import MedusaConfig, build_head, save_head
+from treedraft.heads import load_head, save_head
 from treedraft.infer import load_target
 
 from .conftest import Call
@@ -29,7 +29,9 @@ def report(tmp_path_factory: pytest.TempPathFactory, ring: Path, heads: Path, pr
 
     folder = tmp_path_factory.mktemp("report")
     target = load_target(str(ring), "fp32")
-    save_head(build_head(MedusaConfig(2, 96, 96, target.num_layers), target.layers()), folder / "poor", target.facts)
+    other = load_head(heads, target.facts, target.layers())
+    other.load_state_dict({name: 0.9 * weight for name, weight in other.state_dict().items()})
+    save_head(other, folder / "poor", target.facts)
     asked = ["--target", str(ring), "--dtype", "fp32", "--compile", "off"]
 
     def do(*arguments: object) -> None:
