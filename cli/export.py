@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from typer import Option
 
@@ -25,7 +25,7 @@ ExportDType = Annotated[
 
 def command(
     heads: Annotated[Path, Option(help="Folder of trained heads.")],
-    to: Annotated[list[EngineName], Option("--to", help="An engine or a published layout; may be repeated.")],
+    to: Annotated[list[str], Option("--to", help=f"One of {', '.join(get_args(EngineName))}; may be repeated.")],
     out_folder: Annotated[
         Path, Option("--out", help="Where to write; with several engines, one folder in it for each.")
     ],

@@ -94,7 +94,7 @@ def _recorded_heads(report: Mapping[str, Any]) -> Path | None:
 
 
 def _served_heads(folder: Path, heads: Path | None, target: Any, engine: str) -> Head:
-    """The heads as the engine ought to have them: exported once more in memory, not those of the folder that is judged."""
+    """The heads as the engine ought to have them: exported once more in memory, not read from the judged folder."""
     import torch
 
     from ..heads import load_head

@@ -113,15 +113,14 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 def _geometry(config: Mapping[str, Any], rope: Mapping[str, Any]) -> list[str]:
     """Positions: the target's rotary settings and limit, or drafts are made for places that they do not stand at."""
     faults = []
-    wanted = dict(rope.get("rope_parameters") or {})
-    base = wanted.get("rope_theta", 10000.0)
-    if config.get("rope_theta", 10000.0) != base:
+    base = (rope.get("rope_parameters") or {}).get("rope_theta")  # None: the target has several, or none to compare
+    if base is not None and config.get("rope_theta", 10000.0) != base:
         faults.append(f"rope_theta is {config.get('rope_theta', '10000 by default')}, the target's is {base}")
     found = config.get("rope_parameters")
-    if found is not None and found.get("rope_theta") != config.get("rope_theta"):
+    if isinstance(found, dict) and found.get("rope_theta") != config.get("rope_theta"):
         faults.append("rope_theta and rope_parameters say different bases")
-    limit = rope.get("max_position_embeddings")
-    if limit is not None and config.get("max_position_embeddings", 2048) < limit:
+    limit, own = rope.get("max_position_embeddings"), config.get("max_position_embeddings", 2048)
+    if limit is not None and not (type(own) is int and own >= limit):
         faults.append(
             f"max_position_embeddings is {config.get('max_position_embeddings', '2048 by default')}, below the "
             f"target's {limit}: an engine indexes beyond its table or refuses"
@@ -361,7 +360,8 @@ def _eagle3_replay(read: Checkpoint, engine: str) -> Replay | None:
     built = _layer(config, 2)
     taps, width = config.get("num_aux_hidden_states"), config.get("draft_vocab_size")
     if taps is None:
-        ids = (config.get("eagle_config") or {}).get(TOP_IDS) or config.get(TOP_IDS)
+        inner = config.get("eagle_config")
+        ids = (inner.get(TOP_IDS) if isinstance(inner, dict) else None) or config.get(TOP_IDS)
         taps = len(ids) if isinstance(ids, list) else 3
     if built is None or not all(type(size) is int and 0 < size < 1 << 24 for size in (taps, width)):
         return None

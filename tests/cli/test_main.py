@@ -22,7 +22,7 @@ def test_help_names_every_command(call: Call):
     assert all(f"│ {command} " in shown.out for command in (*COMMANDS, *FORMATS))
 
 
-@pytest.mark.parametrize("command", (*COMMANDS, *FORMATS))
+@pytest.mark.parametrize("command", [*COMMANDS, *FORMATS])
 def test_the_help_of_a_command_ends_with_an_example_of_it(call: Call, command: str):
     shown = call(command, "--help")
     assert shown.code == 0
