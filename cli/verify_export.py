@@ -11,7 +11,7 @@ from rich.table import Table
 from typer import Argument, BadParameter, Option
 
 from .console import note, out, quiet_transformers
-from .engine_run import run_vllm, steps_between
+from .engine_run import judge, run_vllm, speculation, vllm_job
 from .export import EngineName
 from .options import DEFAULT_TARGET, Json, Limit, MaxNewTokens, Target
 from .report import write_json
@@ -24,8 +24,6 @@ EXAMPLE = (
     "--python /path/to/vllm/bin/python"
 )
 FAILED = 1
-TOKENS, SHARE = 2, 0.02
-"""Acceptance at a position may differ by so many tokens, or by this share of the rounds."""
 
 
 def command(
@@ -122,49 +120,22 @@ def _compare(
     """Decodes in vLLM without heads, with them, and here; counts what was equal."""
     from ..heads.formats import kind_of, read_checkpoint, steps_served
     from ..infer.load import local_folder
-    from .chains import by_position, chain_rounds
+    from .chains import chain_rounds
     from .parts import prompt_ids, read_some_prompts
 
     asked = read_some_prompts(prompts, "first", limit)
     ids = prompt_ids(loaded, asked)
     drafted = steps or steps_served(source.config)
-    job = {"target": local_folder(target), "dtype": "float32", "prompts": ids, "end_ids": list(loaded.end_ids)}
-    job |= {"max_new_tokens": max_new_tokens, "max_model_len": max(map(len, ids)) + max_new_tokens + drafted + 8}
+    job = vllm_job(local_folder(target), ids, loaded.end_ids, max_new_tokens)
     kind = kind_of(read_checkpoint(folder))
-    speculative = {"method": kind, "model": str(folder.resolve()), "num_speculative_tokens": drafted}
     note("Decoding here ...")
     ours = chain_rounds(loaded, source, ids, drafted, max_new_tokens)
     note("Decoding in vLLM without heads ...")
     plain = run_vllm(python, {**job, "speculative": None})
     note("Decoding in vLLM with heads ...")
-    served = run_vllm(python, {**job, "speculative": speculative})
-    equal = [a["ids"] == b["ids"] for a, b in zip(plain["rows"], served["rows"], strict=True)]
-    same = [row["ids"] == mine.ids for row, mine in zip(served["rows"], ours, strict=True)]
-    theirs = [steps_between(row["steps"]) for row, keep in zip(served["rows"], same, strict=True) if keep]
-    mine = [row.accepted for row, keep in zip(ours, same, strict=True) if keep]
-    rounds, accepted = by_position(mine, drafted)
-    engine_rounds, engine_accepted = by_position(theirs, drafted)
-    close = [a - b for a, b in zip(accepted, engine_accepted, strict=True)]
-    allowed = max(TOKENS, SHARE * rounds)
-    seconds = {"plain": sum(r["seconds"] for r in plain["rows"]), "heads": sum(r["seconds"] for r in served["rows"])}
-    return {
-        "vllm": served["version"],
-        "prompts": [prompt.id for prompt in asked],
-        "max_new_tokens": max_new_tokens,
-        "steps": drafted,
-        "tokens": sum(len(row["ids"]) for row in served["rows"]),
-        "equal_with_and_without_heads": equal,
-        "equal_to_treedraft": same,
-        "treedraft": {"rounds": rounds, "accepted_by_position": accepted},
-        "engine": {"rounds": engine_rounds, "accepted_by_position": engine_accepted},
-        "rounds_equal": sum(a == b for a, b in zip(mine, theirs, strict=True)),
-        "seconds": seconds,
-        "pass": all(equal)
-        and any(same)
-        and rounds > 0
-        and all(abs(gap) <= allowed for gap in close)
-        and abs(rounds - engine_rounds) <= max(TOKENS, SHARE * rounds),
-    }
+    served = run_vllm(python, {**job, "speculative": speculation(kind, folder, drafted)})
+    asked_for = {"prompts": [prompt.id for prompt in asked], "max_new_tokens": max_new_tokens, "steps": drafted}
+    return {**asked_for, **judge(ours, plain, served, drafted)}
 
 
 def _print_faults(engine: str, faults: Sequence[str]) -> None:

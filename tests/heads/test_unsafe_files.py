@@ -1,4 +1,4 @@
-"""Checkpoints come from strangers: nothing of them runs, nothing outside their folder is read, every fault has a name."""
+"""Checkpoints come from strangers: nothing of them runs, nothing outside is read, every fault has a name."""
 
 import json
 import os
