@@ -96,7 +96,7 @@ def main() -> None:
     given = parser.parse_args()
     target = load_target(given.target, dtype="fp32", device="cpu", compile="off")
     found: dict[str, Any] = {}
-    plain, ids = None, []
+    plain, ids, job = None, [], {}
     if given.prompts and given.python:
         ids = prompt_ids(target, read_some_prompts(given.prompts, "first", given.limit))
         job = vllm_job(local_folder(given.target), ids, target.end_ids, given.max_new_tokens)

@@ -4,7 +4,8 @@ from .conformance import check, kind_of
 from .engines import ENGINES, SERVED, EngineName, check_served, launch, losses, refusals, steps_served
 from .exporting import REPORT_FILE, export, rope_of, to_checkpoint
 from .files import Checkpoint, read_checkpoint, read_json, write_checkpoint
-from .importing import Imported, import_checkpoint
+from .filling import Imported
+from .importing import import_checkpoint
 
 __all__ = [
     "ENGINES",

@@ -92,7 +92,7 @@ def read_config(
     Heads whose output layers are all the target's own rows share the target's.
     """
     names = set(tensors)
-    blocks = [match for name in names if (match := _block(name))]
+    blocks = [match for name in names if (match := block_of(name))]
     num_heads = 1 + max((int(match[1]) for match in blocks), default=0)
     num_layers = 1 + max((int(match[2]) for match in blocks), default=0)
     heads_said = config.get("medusa_num_heads", config.get("num_medusa_heads", config.get("num_heads")))
@@ -129,7 +129,7 @@ def shared_names(tensors: Mapping[str, Tensor]) -> set[str]:
 
 def _biasless(config: Mapping[str, Any], names: set[str]) -> bool:
     """Whether the layout says that blocks have no biases, which are then zero: vLLM's without ``medusa_fc_bias``."""
-    return config.get("medusa_fc_bias") is False and not any(m[3] == "bias" for n in names if (m := _block(n)))
+    return config.get("medusa_fc_bias") is False and not any(m[3] == "bias" for n in names if (m := block_of(n)))
 
 
 def _output_names(names: set[str], num_heads: int, num_layers: int, prefix: str) -> list[str]:
@@ -143,7 +143,8 @@ def _output_names(names: set[str], num_heads: int, num_layers: int, prefix: str)
     return ["lm_head.weight"] * num_heads if "lm_head.weight" in names else []
 
 
-def _block(name: str) -> re.Match[str] | None:
+def block_of(name: str) -> re.Match[str] | None:
+    """Head, block and part of a block's tensor, by either of the two namings."""
     return _BLOCK.fullmatch(name.removeprefix(_PREFIX)) or _VLLM_BLOCK.fullmatch(name)
 
 

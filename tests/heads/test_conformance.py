@@ -82,6 +82,7 @@ def test_a_fresh_export_has_no_fault(made: dict[tuple[str, str], Checkpoint], mo
         ("eagle3", "vllm", {TAPS: [1, 1, 3]}, "must be distinct and ascending"),
         ("eagle3", "vllm", {"num_hidden_layers": 2}, "num_hidden_layers must be 1"),
         ("eagle3", "vllm", {"vocab_size": 80}, "vocab_size is 80, the target's is 96"),
+        ("eagle3", "vllm", {"hidden_size": "64"}, "sizes of the configuration are no whole numbers"),
         ("eagle3", "llamacpp", {"norm_output": True}, "norm_output is true, which llamacpp ignores"),
     ],
 )

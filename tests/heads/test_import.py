@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from kit import target, tokenizer
@@ -92,7 +93,7 @@ def test_vllms_medusa_layout_with_one_output_layer_and_two_blocks(model: Target)
 
 def decoder_layer(model: Target, name: str, tensors: dict[str, Tensor]) -> LlamaDecoderLayer:
     """Hugging Face's own layer with the weights of a checkpoint."""
-    made = LlamaDecoderLayer(model.config, 0).eval()
+    made = LlamaDecoderLayer(cast(LlamaConfig, model.config), 0).eval()
     own = {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
     missing, unexpected = made.load_state_dict(own, strict=False)
     assert (missing, unexpected) == (["input_layernorm.weight"], [])
@@ -110,7 +111,7 @@ def test_the_eagle_layout_with_and_without_a_bias(model: Target, bias: bool) -> 
     x = F.linear(
         torch.cat([F.embedding(tokens, model.layers().embedding), features], -1), fc["fc.weight"], fc.get("fc.bias")
     )
-    rotation = LlamaRotaryEmbedding(model.config)(x, torch.arange(20)[None])
+    rotation = LlamaRotaryEmbedding(cast(LlamaConfig, model.config))(x, torch.arange(20)[None])
     causal = torch.full((20, 20), float("-inf")).triu(1)[None, None]
     wanted = reference(x, attention_mask=causal, position_embeddings=rotation)
     wanted = wanted[0] if isinstance(wanted, tuple) else wanted
