@@ -1,4 +1,4 @@
-# make install | demo | test | lint: each works alone from a fresh clone.
+# make install | demo | test | fuzz | lint: each works alone from a fresh clone.
 
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # Two workers of one thread each: the tests are many and small, and threads of two workers would fight over the cores.
 WORKERS ?= 2
 
-.PHONY: install demo test lint
+.PHONY: install demo test fuzz lint
 
 install: $(STAMP)
 
@@ -23,6 +23,11 @@ demo: install
 
 test: install
 	PYTHONSAFEPATH=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# The readers of files from strangers, on many more inputs than the tests try.
+FUZZ ?= 5000
+fuzz: install
+	TREEDRAFT_FUZZ=$(FUZZ) OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/heads/test_unsafe_files.py
 
 lint: install
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, demo, distill, evaluate, generate, prepare, train, tree
+from . import bench, demo, distill, evaluate, export, generate, import_heads, prepare, train, tree, verify_export
 from .console import show_error, show_our_warnings_only
 
 USER_ERROR = 2
@@ -25,10 +25,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, prepare, distill, train, evaluate, generate, bench):
+NAMES = {import_heads: "import", verify_export: "verify-export"}
+for module in (demo, prepare, distill, train, evaluate, generate, bench, export, import_heads, verify_export):
     paragraph = " ".join((module.command.__doc__ or "").split())
     app.command(
-        name=module.__name__.rpartition(".")[2],
+        name=NAMES.get(module, module.__name__.rpartition(".")[2]),
         help=paragraph,
         short_help=paragraph.partition(". ")[0].partition(": ")[0] + ".",
         epilog=module.EXAMPLE,

@@ -5,7 +5,7 @@ B batch rows   T text positions   M marked positions   K unrolled steps   n rows
 The feature of position t and the embedding of the token of t + 1, joined and brought to width H, go through one layer
 without an input norm; the output stands for the target's feature of t + 1, and the target's own output layer reads it.
 EAGLE-2 (arXiv 2406.16858) is the same head under a dynamic tree. Trained over several steps on its own outputs it is
-HASS (Zhang et al. 2024, arXiv 2408.15766). No biases: engines drop them (``fc``) or have none.
+HASS (Zhang et al. 2024, arXiv 2408.15766). No biases are trained, since engines drop them; imported heads may have one.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ class EagleConfig:
     """W; None means all of the target's vocabulary."""
     trained_length: int = 0
     """The longest text of training in tokens; 0 is not known."""
+    fc_bias: bool = False
+    """Whether ``fc`` has a bias, as heads of the paper's own repository do."""
     kind: Literal["eagle"] = "eagle"
 
     def __post_init__(self) -> None:
@@ -64,7 +66,7 @@ class Eagle(nn.Module):
     def __init__(self, config: EagleConfig, target: TargetLayers, draft_ids: Tensor | None) -> None:
         super().__init__()
         self.config = config
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)  # columns: embedding, feature
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)  # embedding, feature
         self.layer = DraftLayer(config.layer, config.hidden_size)
         self._target = (target,)  # a tuple hides the target's weights from parameters() and state_dict()
         self._ids = draft_ids

@@ -9,6 +9,7 @@ import pytest
 from .conftest import Call
 
 COMMANDS = ("demo", "prepare", "distill", "train", "evaluate", "generate", "bench")
+FORMATS = ("export", "import", "verify-export")
 
 
 def test_the_version_is_the_installed_one(call: Call):
@@ -18,10 +19,10 @@ def test_the_version_is_the_installed_one(call: Call):
 def test_help_names_every_command(call: Call):
     shown = call("--help")
     assert shown.code == 0
-    assert all(f"│ {command} " in shown.out for command in COMMANDS)
+    assert all(f"│ {command} " in shown.out for command in (*COMMANDS, *FORMATS))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", [*COMMANDS, *FORMATS])
 def test_the_help_of_a_command_ends_with_an_example_of_it(call: Call, command: str):
     shown = call(command, "--help")
     assert shown.code == 0
