@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, demo, distill, evaluate, generate, prepare, train, tree
+from . import bench, card, demo, distill, evaluate, generate, prepare, train, tree
 from .console import show_error, show_our_warnings_only
 
 USER_ERROR = 2
@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (demo, prepare, distill, train, evaluate, generate, bench):
+for module in (demo, prepare, distill, train, evaluate, generate, bench, card):
     paragraph = " ".join((module.command.__doc__ or "").split())
     app.command(
         name=module.__name__.rpartition(".")[2],

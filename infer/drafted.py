@@ -269,5 +269,3 @@ class FolderDrafting:
         if name not in self._drafted:
             self._drafted[name] = drafted(name)
         return self._drafted[name].generate(model, **arguments)
-
-
