@@ -58,6 +58,5 @@ def command(
         files = ", ".join(map(str, evaluation or ()))
         raise HeadError(f"{files}: not what treedraft evaluate --json writes ({error} is missing or wrong)") from error
     write_card(heads, card)
-    note(
-        f"Wrote {heads / 'README.md'} and {heads / 'custom_generate'}; publish with: hf upload {name or 'ORG/NAME'} {heads}"
-    )
+    written = f"{heads / 'README.md'} and {heads / 'custom_generate'}"
+    note(f"Wrote {written}; publish with: hf upload {name or 'ORG/NAME'} {heads}")

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ..tree import Shape
 
 FORMS = (
-    "none, a folder that treedraft train wrote or its hub id (org/name), ngram, suffix, suffix:FILE (with a corpus), recycling, model:SPEC (a "
-    "small draft model), or two joined by +, a folder or model:SPEC first (runs/x/heads+suffix)"
+    "none, a folder that treedraft train wrote or its hub id (org/name), ngram, suffix, suffix:FILE (with a corpus), "
+    "recycling, model:SPEC (a small draft model), or two joined by +, a folder or model:SPEC first (runs/x/heads+suffix)"
 )
 
 TREES = {

@@ -4,8 +4,9 @@
         --evaluation eagle3.json --notes "how it was trained, in a sentence or two"
 
 The first time without --evaluation, since what is evaluated should be what is shipped; then again with the results.
-The card is that of ``treedraft card``. OUT holds the configurations that trained them, train-1.yaml and further ones that went on from there. EVALUATION is
-what ``treedraft evaluate --json`` wrote for these heads; more than one may be given (greedy, sampled).
+The card is that of ``treedraft card``. OUT holds the configurations that trained them, train-1.yaml and further ones
+that went on from there. EVALUATION is what ``treedraft evaluate --json`` wrote for these heads; more than one may be
+given (greedy, sampled).
 """
 
 from __future__ import annotations

@@ -52,9 +52,7 @@ output = model.generate(**inputs, custom_generate=heads, max_new_tokens=128)
 """
 
 MEASURED = "Tokens for each forward of the target, by decoding (plain decoding is 1.00)."
-NOT_MEASURED = (
-    "Not measured yet: `treedraft evaluate --json` measures it, and `treedraft card --evaluation` adds it here."
-)
+NOT_MEASURED = "Not measured yet: `treedraft evaluate --json` measures it, `treedraft card --evaluation` adds it here."
 
 FUNCTION = '''"""Decodes with these heads inside transformers:
 

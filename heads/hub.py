@@ -35,9 +35,8 @@ def find_heads(name: str | Path) -> Path:
     except RepositoryNotFoundError as error:  # a kind of HfHubHTTPError
         raise HeadError(f"{here} the hub shows no {found['repo']} (private? then log in: hf auth login)") from error
     except LocalEntryNotFoundError as error:
-        raise HeadError(
-            f"{here} the hub cannot be reached (or HF_HUB_OFFLINE is set) and has not been before"
-        ) from error
+        reason = "cannot be reached (or HF_HUB_OFFLINE is set) and these heads were not fetched before"
+        raise HeadError(f"{here} the hub {reason}") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise HeadError(f"{here} the hub does not give {name}: {error}") from error
 

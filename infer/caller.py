@@ -1,8 +1,8 @@
 """What transformers' ``generate`` was asked and does not pass on to a callable ``custom_generate``.
 
-Up to transformers 5.24 a callable gets neither ``streamer`` nor ``assistant_model``, and a folder's function is not told
-which folder it came from. A streamer that nobody ends leaves its reader waiting for ever, so the arguments are read where
-they are: among the locals of the ``generate`` that called.
+Up to transformers 5.24 a callable gets neither ``streamer`` nor ``assistant_model``, and a folder's function is not
+told which folder it came from. A streamer that nobody ends leaves its reader waiting for ever, so the arguments are
+read where they are: among the locals of the ``generate`` that called.
 """
 
 from __future__ import annotations

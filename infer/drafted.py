@@ -180,8 +180,8 @@ def drafted(
     makes one for a target, or None for plain decoding.
     tree: as ``--tree`` has it, or a tree; None is the folder's own tree.json, or a general-purpose one.
     seed: of the text at temperature > 0; None draws one for each call from torch's global CPU generator, so that
-    ``torch.manual_seed`` repeats it. Row i has ``row_seed(seed, i)``. The text is that of treedraft's plain decoding with
-    this seed, which is another draw from the same law than plain ``generate`` makes.
+    ``torch.manual_seed`` repeats it. Row i has ``row_seed(seed, i)``. The text is that of treedraft's plain decoding
+    with this seed, which is another draw from the same law than plain ``generate`` makes.
     dtype: fp32, bf16 or fp16 to decode in, None for the model's own.
     pack: keep packed linear layers beside the model's on a CPU (heads/linear.py); False takes no memory, and is slower.
     compile: as in ``load_target``.
@@ -255,7 +255,7 @@ def _without_stop_strings(config: GenerationConfig) -> GenerationConfig:
 
 
 class FolderDrafting:
-    """What the ``custom_generate/generate.py`` of a heads folder is: heads by their folder or hub id, read once each."""
+    """What ``custom_generate/generate.py`` of a heads folder is: heads by their folder or hub id, read once each."""
 
     def __init__(self) -> None:
         self._drafted: dict[str, Drafted] = {}

@@ -12,7 +12,7 @@ from .stats import LoopFinder, Stats
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens that one round gave one request. ``reason`` is None until its last chunk: "end", "stop", "asked" or "length".
+    """Tokens that one round gave one request. ``reason`` is None until its last chunk: "end", "stop", "asked", "length".
 
     ``drafted`` of the ids were drafted and accepted, the rest is the target's own next token.
     """
