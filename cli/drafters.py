@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from ..tree import Shape
 
 FORMS = (
-    "none, a folder that treedraft train wrote, ngram, suffix, suffix:FILE (with a corpus), recycling, model:SPEC (a "
-    "small draft model), or two joined by +, a folder or model:SPEC first (runs/x/heads+suffix)"
+    "none, a folder that treedraft train wrote or its hub id (org/name), ngram, suffix, suffix:FILE (with a corpus), "
+    "recycling, model:SPEC (a small draft model), or two joined by +, a folder or model:SPEC first "
+    "(runs/x/heads+suffix)"
 )
 
 TREES = {
@@ -30,9 +31,6 @@ TREES = {
 }
 JOINED_TREE = "dynamic:16"
 """The trees of DEFAULT_TREE."""
-
-TREE_FILE = "tree.json"
-"""A heads folder may bring the tree that was chosen for it."""
 
 _JOINED = re.compile(r"(?P<first>.+?)\+(?P<second>ngram|recycling|suffix(:.+)?)")
 _TABLES = ("ngram", "suffix", "recycling")
@@ -57,8 +55,9 @@ def parse_drafters(name: str) -> tuple[DrafterName, ...]:
         return ()
     joined = None if Path(name).is_dir() else _JOINED.fullmatch(name)
     parts = [name] if joined is None else [joined["first"], joined["second"]]
-    drafters = tuple(_parse(part) for part in parts)
-    faults = [fault for drafter in drafters for fault in _missing(drafter)]
+    found = [_found(_parse(part)) for part in parts]
+    drafters = tuple(drafter for drafter, _ in found)
+    faults = [fault for _, fault in found if fault]
     if joined is not None and drafters[0].kind in _TABLES:
         faults = [f"{parts[0]} cannot stand before +"]
     if faults:
@@ -119,12 +118,17 @@ def _parse(name: str) -> DrafterName:
     return DrafterName("folder", name)
 
 
-def _missing(drafter: DrafterName) -> list[str]:
-    if drafter.kind == "folder" and not Path(drafter.argument).is_dir():
-        return [f"no heads at {drafter.argument}"]
-    if drafter.kind == "suffix" and drafter.argument and not Path(drafter.argument).is_file():
-        return [f"no corpus at {drafter.argument}"]
-    return []
+def _found(drafter: DrafterName) -> tuple[DrafterName, str]:
+    """The drafter with the folder that a hub id stands for, and what is missing of it, in words."""
+    from ..heads import HeadError, find_heads
+
+    if drafter.kind == "folder":
+        try:
+            return DrafterName("folder", str(find_heads(drafter.argument))), ""
+        except HeadError as error:
+            return drafter, str(error)
+    lost = drafter.kind == "suffix" and drafter.argument and not Path(drafter.argument).is_file()
+    return drafter, f"no corpus at {drafter.argument}" if lost else ""
 
 
 def _build(name: DrafterName, target: Target) -> Drafter:
@@ -165,10 +169,12 @@ def _model(spec: str, target: Target) -> Drafter:
 
 
 def _default_tree(names: tuple[DrafterName, ...]) -> str:
+    from ..heads import shipped_tree
+
     if len(names) == 2:
         return JOINED_TREE
-    own = Path(names[0].argument) / TREE_FILE
-    return str(own) if names[0].kind == "folder" and own.is_file() else TREES[names[0].kind]
+    own = shipped_tree(names[0].argument) if names[0].kind == "folder" else None
+    return TREES[names[0].kind] if own is None else str(own)
 
 
 def _deepened(names: tuple[DrafterName, ...], tree: str) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from . import bench, demo, distill, evaluate, export, generate, import_heads, prepare, train, tree, verify_export
+from . import bench, card, demo, distill, evaluate, export, generate, import_heads, prepare, train, tree, verify_export
 from .console import show_error, show_our_warnings_only
 
 USER_ERROR = 2
@@ -26,7 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 NAMES = {import_heads: "import", verify_export: "verify-export"}
-for module in (demo, prepare, distill, train, evaluate, generate, bench, export, import_heads, verify_export):
+for module in (demo, prepare, distill, train, evaluate, generate, bench, export, import_heads, verify_export, card):
     paragraph = " ".join((module.command.__doc__ or "").split())
     app.command(
         name=NAMES.get(module, module.__name__.rpartition(".")[2]),

@@ -23,8 +23,9 @@ Target = Annotated[
 Heads = Annotated[
     str,
     Option(
-        help="Folder of trained heads, or none for plain decoding. Without training: ngram, suffix, suffix:FILE (a "
-        "text or JSON corpus), recycling, model:SPEC (a small model). FOLDER+suffix joins two on one tree."
+        help="Folder of trained heads or their hub id (org/name), or none for plain decoding. Without training: ngram, "
+        "suffix, suffix:FILE (a text or JSON corpus), recycling, model:SPEC (a small model). FOLDER+suffix joins two "
+        "on one tree."
     ),
 ]
 Adapter = Annotated[

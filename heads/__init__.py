@@ -13,10 +13,12 @@ from .base import (
     TargetLayers,
     cat_padded,
 )
+from .card import model_card, tau_table, write_card
 from .eagle import DEEPEST, Eagle, EagleConfig
 from .eagle3 import Eagle3, Eagle3Config, default_taps
 from .files import HEADS, HeadWarning, build_head, heads_hash, load_head, save_head, target_hash
 from .fill import Steps, fill
+from .hub import find_heads, shipped_tree
 from .hybrid import Hybrid, HybridConfig, only_dynamic
 from .hydra import Hydra, HydraConfig
 from .layer import LayerShape, Sight
@@ -80,14 +82,19 @@ __all__ = [
     "cpu_multiplies_bf16",
     "default_taps",
     "fill",
+    "find_heads",
     "heads_hash",
     "index_corpus",
     "int8_parts",
     "load_head",
+    "model_card",
     "only_dynamic",
     "pack_linears",
     "pack_sides",
     "save_head",
+    "shipped_tree",
     "stack_layers",
     "target_hash",
+    "tau_table",
+    "write_card",
 ]

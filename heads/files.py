@@ -23,6 +23,7 @@ from ..tree import write_atomically
 from .base import Head, HeadError, TargetFacts, TargetLayers
 from .eagle import Eagle, EagleConfig
 from .eagle3 import Eagle3, Eagle3Config
+from .hub import find_heads
 from .hydra import Hydra, HydraConfig
 from .medusa import Medusa, MedusaConfig
 
@@ -78,13 +79,13 @@ def save_head(head: Head, folder: str | Path, facts: TargetFacts, dtype: torch.d
 
 
 def load_head(folder: str | Path, facts: TargetFacts, target: TargetLayers) -> Head:
-    """Reads heads for the target that ``facts`` and ``target`` describe, in fp32.
+    """Reads heads for the target that ``facts`` and ``target`` describe, in fp32. ``folder`` may be a hub id (hub.py).
 
     Raises HeadError, listing everything wrong: files missing or broken, another target's sizes, tensors missing,
     unexpected or of another shape. Warns (HeadWarning) if the sizes fit and the recorded weights are not the target's.
     """
-    path = Path(folder)
-    content = _read_config(path)
+    path = find_heads(folder)
+    content = read_config(path)
     config = _parse(HEADS[content["kind"]][0], content["head"], path)
     trained_for = _parse(TargetFacts, content["target"], path)
     _compare_targets(trained_for, facts, path)
@@ -105,8 +106,8 @@ def load_head(folder: str | Path, facts: TargetFacts, target: TargetLayers) -> H
 
 def heads_hash(folder: str | Path) -> str:
     """What tells these heads from all others: a hash of their files. Raises HeadError if they are not there."""
-    path = Path(folder)
-    _read_config(path)
+    path = find_heads(folder)
+    read_config(path)
     digest = hashlib.sha256()
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         digest.update((path / name).read_bytes())
@@ -119,7 +120,8 @@ def target_hash(facts: TargetFacts) -> str:
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """config.json of a heads folder. Raises HeadError if it is none, or one that this version does not read."""
     if not path.is_dir():
         raise HeadError(f"no heads at {path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
     pickles = sorted(p.name for p in path.iterdir() if p.suffix in (".pt", ".pth", ".bin", ".pkl"))

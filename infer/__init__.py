@@ -4,6 +4,7 @@ from .adapter import adapter_hash, merge_adapter
 from .cache import KVCache
 from .capability import TargetError
 from .draft_model import DraftModel, DraftModelConfig, check_same_tokenizer, fit_draft_model
+from .drafted import Drafted, DraftedOutput, FolderDrafting, drafted
 from .generate import Completion, Run, complete, generate
 from .load import SMOLLM2, load_model, load_target, load_tokenizer
 from .machine import machine, versions
@@ -37,7 +38,10 @@ __all__ = [
     "Completion",
     "DraftModel",
     "DraftModelConfig",
+    "Drafted",
+    "DraftedOutput",
     "Drafts",
+    "FolderDrafting",
     "GenerationError",
     "KVCache",
     "NamedRule",
@@ -63,6 +67,7 @@ __all__ = [
     "check_same_tokenizer",
     "complete",
     "decode_step",
+    "drafted",
     "find_rule",
     "fit_draft_model",
     "generate",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ def generate(
     max_new_tokens: int = 128,
     end_ids: Sequence[int] | None = None,
     stop_strings: Sequence[str] = (),
+    stop_after: Callable[[int, Sequence[int]], bool] | None = None,
     batch_size: int = 8,
     rule: str | NamedRule = "coupled",
     drafts: Drafts | None = None,
@@ -81,6 +83,7 @@ def generate(
     for. ``logits_processor`` are further Hugging Face processors; each sees the text of the node that it judges.
     ``synchronize`` makes phase times true on an accelerator.
 
+    stop_after: told the request's index and the ids of its answer so far, after each of them: True ends it there.
     rule: an acceptance rule by its name in ``RULES``, or one made by ``lossy_typical``. At temperature > 0 only the
     coupled rule gives the text of the seed; with the others it depends on head and tree too (docs/lossless.md).
     drafts: how candidates are taken at temperature > 0; None is what the rule asks for.
@@ -101,6 +104,8 @@ def generate(
         Request(i, p, s, min(max_new_tokens, target.context - len(p)), frozenset(ends), stop_strings, target.tokenizer)
         for i, (p, s) in enumerate(zip(prompts, seeds, strict=True))
     ]
+    for request in requests if stop_after is not None else ():
+        request.stop_after = partial(stop_after, request.index)
 
     def sampler_of(rows: Sequence[Request]) -> Sampler:
         device_seeds = torch.tensor([row.seed for row in rows], device=target.device)

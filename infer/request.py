@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ from .stats import LoopFinder, Stats
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens that one round gave one request. ``reason`` is None until its last chunk: "end", "stop" or "length".
+    """Tokens that one round gave one request. ``reason`` is None until the last: "end", "stop", "asked" or "length".
 
     ``drafted`` of the ids were drafted and accepted, the rest is the target's own next token.
     """
@@ -29,7 +29,8 @@ class Request:
     """A request while it runs.
 
     A run is cut at the first end token (kept in the ids, not shown in the text), right after the first stop string, or
-    at the budget, whichever comes first; on the same token an end or a stop is the reason before the length.
+    at the budget, whichever comes first; on the same token an end or a stop is the reason before the length. Or where
+    ``stop_after``, told the ids so far after each of them, says so ("asked").
     """
 
     index: int
@@ -39,6 +40,7 @@ class Request:
     end_ids: frozenset[int]
     stop_strings: Sequence[str]
     tokenizer: Any
+    stop_after: Callable[[Sequence[int]], bool] | None = None
     ids: list[int] = field(default_factory=list)
     text: str = ""
     reason: str | None = None
@@ -77,13 +79,15 @@ class Request:
                 self.reason = "end"
             elif self.stop_strings:
                 self._show([token])
+            if self.reason is None and self.stop_after is not None and self.stop_after(self.ids):
+                self.reason = "asked"
             if self.reason is None and len(self.ids) >= self.budget:
                 self.reason = "length"
             if self.reason is not None:
                 break
         if not self.stop_strings:
             self._show(kept)
-        if self.reason in ("end", "length"):
+        if self.reason in ("end", "asked", "length"):
             self.text += self._detokenizer.finish()
         self.stats.tokens += len(kept)
         return kept, self.text[start:], loops
