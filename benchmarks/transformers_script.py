@@ -32,6 +32,7 @@ def main(
     sample: Annotated[bool, typer.Option(help="Temperature 0.7 instead of greedy; texts are not compared.")] = False,
 ) -> None:
     model, tokenizer = load_model(target, dtype)
+    generate: Any = model.generate
     made: Any = {"plain": None, "no heads": drafted(None, compile=compile), "heads": drafted(heads, compile=compile)}  # type: ignore[arg-type]
     law = {"do_sample": True, "temperature": 0.7, "top_k": 0} if sample else {"do_sample": False}
     rows = [torch.tensor([render_prompt(tokenizer, p.messages)]) for p in read_prompts(prompts)[:limit]]
@@ -44,7 +45,7 @@ def main(
             start = time.perf_counter()
             options = law if way is None else {**law, "custom_generate": way}
             mask = torch.ones_like(ids)
-            out = model.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
+            out = generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
             if number:  # the first one warms up
                 seconds[name] += time.perf_counter() - start
                 tokens[name] += out.shape[1] - ids.shape[1]

@@ -16,7 +16,6 @@ def place_of(target: Target, heads: str) -> Place:
     """This machine with the target as it was loaded and the heads of a folder (or "")."""
     from ..heads import heads_hash, target_hash
     from ..infer import machine
-    from ..infer.load import dtype_name
     from ..tree import Place
 
     facts = machine()
@@ -24,7 +23,7 @@ def place_of(target: Target, heads: str) -> Place:
     if facts["accelerator"] and target.device.type == "cuda":
         name = str(facts["accelerator"])
     own = heads_hash(heads) if Path(heads).is_dir() else heads
-    return Place(name, dtype_name(target.dtype), target.forward_name, target_hash(target.facts), own)
+    return Place(name, target.number_format, target.forward_name, target_hash(target.facts), own)
 
 
 def costs_file(place: Place) -> Path:

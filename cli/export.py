@@ -47,7 +47,8 @@ def command(
     from ..heads.formats import REPORT_FILE, check_served, export, import_checkpoint, launch, read_checkpoint
     from ..heads.formats.readme import readme
     from ..infer import load_target
-    from ..infer.load import DTYPES, dtype_name, local_folder
+    from ..infer.formats import DTYPES, dtype_name
+    from ..infer.load import local_folder
     from ..tree import write_atomically
 
     quiet_transformers()

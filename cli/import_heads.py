@@ -31,7 +31,7 @@ def command(
     from ..heads import save_head
     from ..heads.formats import import_checkpoint, read_checkpoint
     from ..infer import load_target
-    from ..infer.load import DTYPES
+    from ..infer.formats import DTYPES
 
     read = read_checkpoint(folder, allow_pickle)  # before the target, which may take long
     quiet_transformers()

@@ -204,11 +204,10 @@ def _origin(
     depth: int,
 ) -> Origin:
     from ..heads import target_hash
-    from ..infer.load import dtype_name
     from ..tree import Origin
 
     prompts = hashlib.sha256(json.dumps([list(row) for row in ids]).encode()).hexdigest()[:16]
     return Origin(
-        heads, target_hash(parts.target.facts), dtype_name(parts.target.dtype), prompts, asdict(law), seed,
+        heads, target_hash(parts.target.facts), parts.target.number_format, prompts, asdict(law), seed,
         max_new_tokens, depth,
     )  # fmt: skip

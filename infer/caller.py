@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import GenerationMixin
 
-_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
+_GENERATE = inspect.unwrap(GenerationMixin.generate).__code__  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def generate_arguments() -> dict[str, Any]:

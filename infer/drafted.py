@@ -71,7 +71,8 @@ class Drafted:
         self._heads: Heads = find_heads(heads) if isinstance(heads, str | Path) else heads
         self._tree, self._seed, self._stateless = tree, seed, tuple(stateless)
         self._dtype = None if dtype is None else DTYPES[dtype]
-        self._pack, self._compile = pack, compile
+        self._pack = pack
+        self._compile: Compile = compile
         self._wrapped: WeakKeyDictionary[PreTrainedModel, _Wrapped] = WeakKeyDictionary()
         self._lock = threading.Lock()  # streamers are read while generate runs in a thread
 
@@ -214,8 +215,9 @@ def _decode(wrapped: _Wrapped, asked: Asked, seeds: Sequence[int], run: Run, str
         )
         for chunk in chunks:
             answers[group[chunk.row]] += chunk.ids
-            for token in chunk.ids if streamer is not None else ():
-                streamer.put(torch.tensor([token]))
+            if streamer is not None:
+                for token in chunk.ids:
+                    streamer.put(torch.tensor([token]))
     if streamer is not None:
         streamer.end()
     return answers

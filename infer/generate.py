@@ -104,8 +104,9 @@ def generate(
         Request(i, p, s, min(max_new_tokens, target.context - len(p)), frozenset(ends), stop_strings, target.tokenizer)
         for i, (p, s) in enumerate(zip(prompts, seeds, strict=True))
     ]
-    for request in requests if stop_after is not None else ():
-        request.stop_after = partial(stop_after, request.index)
+    if stop_after is not None:
+        for request in requests:
+            request.stop_after = partial(stop_after, request.index)
 
     def sampler_of(rows: Sequence[Request]) -> Sampler:
         device_seeds = torch.tensor([row.seed for row in rows], device=target.device)

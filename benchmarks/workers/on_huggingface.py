@@ -52,7 +52,7 @@ def load(settings: dict[str, Any]) -> Decode:
     if settings["mode"] == "compiled":
         cache = StaticCache(config=model.config, max_cache_len=settings["longest"] + settings["max_new_tokens"])
         options["compile_config"] = CompileConfig(fullgraph=False)
-        options["compile_config"]._compile_all_devices = True  # without it, generate compiles on accelerators only
+        options["compile_config"]._compile_all_devices = True  # pyright: ignore # without it, generate compiles on accelerators only
     else:
         model.register_forward_pre_hook(count)  # under a compiled model it would be traced
 
