@@ -136,7 +136,7 @@ def _vocabulary_rules(read: Checkpoint, config: Mapping[str, Any]) -> list[str]:
 
 def eagle3(read: Checkpoint, engine: str) -> Replay | None:
     config = flat(read.config)
-    built: dict[str, tuple[int, ...]] | None = _layer(config, 2)
+    built = _layer(config, 2)
     taps, width = config.get("num_aux_hidden_states"), config.get("draft_vocab_size")
     if taps is None:
         inner = config.get("eagle_config")
