@@ -52,8 +52,8 @@ def check_levels(head: Drafter, depth: int) -> None:
     """Raises HeadError unless the drafter answers level by level, ``depth`` of them."""
     if not (hasattr(head, "begin") and hasattr(head, "extend")):
         raise HeadError(
-            f"{type(head).__name__} cannot be recorded or timed: it does not rank its vocabulary level by level; trained "
-            "heads and draft models do"
+            f"{type(head).__name__} cannot be recorded or timed: it does not rank its vocabulary level by level; "
+            "trained heads and draft models do"
         )
     if not 1 <= depth <= head.depth:
         raise HeadError(f"a record of {depth} depths was asked for, the head has {head.depth}")
