@@ -153,7 +153,8 @@ def load_costs(path: str | Path) -> CostTable:
             content["about"],
         )
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise CostError(f"{path} is no cost table: {type(error).__name__} {error}") from error
+        wrong = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise CostError(f"{path} is no cost table, as treedraft tree cost writes them: {wrong}") from error
 
 
 def check_place(found: Place, wanted: Place, path: str | Path) -> None:

@@ -101,7 +101,8 @@ def load_tree(path: str | Path) -> Shape:
     except json.JSONDecodeError as error:
         raise TreeError(f"{path} is not JSON: {error}") from error
     if is_family(content):
-        sizes = ", ".join(content["trees"])
+        sizes = list(content["trees"])
+        sizes = ", ".join(sizes) if len(sizes) <= 8 else f"{sizes[0]} to {sizes[-1]}"
         raise TreeError(
             f"{path} holds trees of {sizes} nodes: name one of them, as in {path}:{next(iter(content['trees']), 8)}"
         )
