@@ -200,8 +200,7 @@ def _measure(
                 _check_memory()
                 worker = Process.start(command, settings, logs / f"{name}.log")
                 stack.callback(worker.close)
-                for prompt in (longest, ids[0]):  # what an engine compiles or allocates at first is not timed
-                    worker.ask(prompt)
+                worker.ask(longest)  # what an engine compiles or allocates at first is not timed
             except PeerError as error:
                 console.print(f"{name}: {error}")
                 book.write({"peer": name, "error": str(error)})
