@@ -116,6 +116,7 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Times that every peer answers every prompt.")] = 3,
     threads: Annotated[int, typer.Option(help="Of every peer.")] = os.cpu_count() or 1,
     lookup_tokens: Annotated[int, typer.Option(help="Drafts of a prompt lookup.")] = 5,
+    compile: Annotated[str, typer.Option(help="treedraft's compiled part: auto, on or off.")] = "auto",
     vllm_heads: Annotated[Path | None, typer.Option(help="Folder that treedraft export wrote for vLLM.")] = None,
     vllm_method: Annotated[str, typer.Option(help="medusa, eagle or eagle3.")] = "eagle3",
     vllm_tokens: Annotated[int, typer.Option(help="Drafts of vLLM with those heads.")] = 3,
@@ -140,6 +141,7 @@ def main(
         "max_new_tokens": max_new_tokens,
         "longest": max(len(prompt) for prompt in ids),
         "lookup_tokens": lookup_tokens,
+        "compile": compile,
     }
     facts = {"target": target, "prompts": f"{prompts.name}, every {every}", "prompts_decoded": len(ids), **shared}
     try:
@@ -200,8 +202,7 @@ def _measure(
                 _check_memory()
                 worker = Process.start(command, settings, logs / f"{name}.log")
                 stack.callback(worker.close)
-                for prompt in (longest, ids[0]):  # what an engine compiles or allocates at first is not timed
-                    worker.ask(prompt)
+                worker.ask(longest)  # what an engine compiles or allocates at first is not timed
             except PeerError as error:
                 console.print(f"{name}: {error}")
                 book.write({"peer": name, "error": str(error)})

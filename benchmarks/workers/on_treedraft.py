@@ -12,10 +12,20 @@ from worker import Answer, Decode, serve
 from treedraft.cli.parts import open_parts
 from treedraft.infer import Run, Sampling, generate
 
+ALWAYS = 10**9
+"""Tokens enough to compile for: a later start would find the compiled part there."""
+
 
 def load(settings: dict[str, Any]) -> Decode:
     torch.set_num_threads(settings["threads"])
-    parts = open_parts(settings["model"], settings["heads"], settings["tree"], settings["dtype"], compile="on")
+    parts = open_parts(
+        settings["model"],
+        settings["heads"],
+        settings["tree"],
+        settings["dtype"],
+        compile=settings.get("compile", "on"),
+        work=ALWAYS,
+    )
 
     def decode(ids: Sequence[int]) -> Answer:
         run = Run()

@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import peers
 import pytest
+import typer
 from peer_figures import summarise
 from peer_report import draw, markdown
 from peer_run import Book, PeerError, Process, interleave, turns
+
+from kit import markov_ring, tokenizer
 
 PROMPTS = [[1, 2], [3], [4, 5, 6]]
 
@@ -202,6 +206,31 @@ def test_a_worker_process_answers_is_stopped_between_turns_and_says_why_it_ended
             worker.ask([3])
     finally:
         worker.close()
+
+
+def test_real_engines_answer_and_one_that_is_not_there_is_a_line_of_the_table(tmp_path: Path):
+    ring = tmp_path / "ring"
+    markov_ring().save_pretrained(ring)
+    tokenizer().save_pretrained(ring)
+    rows = [{"id": "a", "prompt": "w1 w2 w5"}, {"id": "b", "prompt": "w30"}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    peers.main(
+        tmp_path / "prompts.jsonl", out=tmp_path / "run", peers="hf,hf-lookup,treedraft,vllm", environments=tmp_path,
+        target=str(ring), dtype="fp32", max_new_tokens=12, repeats=1, threads=1,
+    )  # fmt: skip
+    found = json.loads((tmp_path / "run.json").read_text())["peers"]
+    for name in ("hf", "hf-lookup", "treedraft"):
+        assert found[name]["tokens"] == 2 * 12
+        assert found[name]["equal_texts"] == 1.0
+        assert found[name]["peak_over_imports_mb"] > 0
+    assert found["hf"]["tau"] == found["treedraft"]["tau"] == 1.0
+    assert "environments/" in found["vllm"]["error"]
+    assert "Failed: vLLM:" in (tmp_path / "run.md").read_text()
+
+
+def test_peers_that_are_not_known_and_heads_that_are_not_there_are_refused_at_once(tmp_path: Path):
+    with pytest.raises(typer.BadParameter, match=r"'sglang'.*vllm-heads needs"):
+        peers.main(tmp_path / "prompts.jsonl", peers="sglang,vllm-heads")
 
 
 def test_an_environment_that_is_not_there_is_named(tmp_path: Path):
