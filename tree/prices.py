@@ -28,7 +28,7 @@ def best_size(
 ) -> tuple[int, float]:
     """The N whose tokens less ``rate`` * seconds are most, and that, for rows of chances in falling order.
 
-    >>> flat = Prices((math.inf, 10.0, 10.0, 10.0, 30.0), 0.0, (0.0,), 0.0)
+    >>> flat = Prices((0.0, 10.0, 10.0, 10.0, 30.0), 0.0, (0.0,), 0.0)
     >>> best_size([[0.5, 0.2, 0.1]], flat, 0.0, 4, 0.1)
     (3, 0.7)
     """
