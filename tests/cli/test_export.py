@@ -156,9 +156,8 @@ def test_pickles_are_read_on_request_alone(call: Call, ring: Path, heads: Path, 
 def test_the_worker_sees_no_module_of_ours(tmp_path: Path) -> None:
     """Beside the commands stands a profile.py, which Python's own cProfile would import."""
     python = tmp_path / "python"
-    python.write_text(
-        f"#!{sys.executable}\nimport os, sys\nsys.argv[1]\nprint(sorted(os.listdir(os.path.dirname(sys.argv[1]))))\nsys.exit(1)\n"
-    )
+    listing = "print(sorted(os.listdir(os.path.dirname(sys.argv[1]))))"
+    python.write_text(f"#!{sys.executable}\nimport os, sys\n{listing}\nsys.exit(1)\n")
     python.chmod(0o755)
     with pytest.raises(EngineError, match=r"\['job\.json', 'vllm_worker\.py'\]"):
         run_vllm(python, {})
