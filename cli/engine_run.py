@@ -26,8 +26,12 @@ def run_vllm(python: Path, job: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as work:
         given, found = Path(work) / "job.json", Path(work) / "found.json"
         given.write_text(json.dumps(job))
+        worker = (
+            Path(work) / "vllm_worker.py"
+        )  # a copy: beside it, modules named like Python's own would be found first
+        worker.write_text(WORKER.read_text())
         try:
-            done = subprocess.run([python, WORKER, given, found], capture_output=True, text=True)
+            done = subprocess.run([python, worker, given, found], capture_output=True, text=True)
         except OSError as error:
             raise EngineError(f"{python} cannot be run: {error}") from error
         if done.returncode or not found.is_file():

@@ -37,6 +37,7 @@ def _layer_rules(config: Mapping[str, Any], engine: str) -> list[str]:
 
 
 def eagle_rules(read: Checkpoint, engine: str) -> list[str]:
+    """Settings that the engine needs, or reads in another way than they look."""
     config = read.config
     faults = _layer_rules(config, engine)
     wanted = {"vllm": "LlamaForCausalLM", "sglang": "LlamaForCausalLMEagle", "eagle": None}[engine]
@@ -48,6 +49,7 @@ def eagle_rules(read: Checkpoint, engine: str) -> list[str]:
 
 
 def eagle(read: Checkpoint, engine: str) -> Replay | None:
+    """What the engine builds for EAGLE-1 or 2; None where the sizes are no whole numbers."""
     built = _layer(read.config)
     if built is None:
         return None
@@ -76,6 +78,7 @@ def _layer(config: Mapping[str, Any], width: int = 1, name: str = "layers.0") ->
 
 
 def eagle3_rules(read: Checkpoint, engine: str) -> list[str]:
+    """The same for EAGLE-3: also its tapped layers in both countings, and its draft vocabulary."""
     config, whole = read.config, flat(read.config)
     faults = _layer_rules(whole, engine)
     faults += [f"{key} is missing" for key in ("draft_vocab_size", TOP_IDS) if key not in config]
@@ -135,6 +138,7 @@ def _vocabulary_rules(read: Checkpoint, config: Mapping[str, Any]) -> list[str]:
 
 
 def eagle3(read: Checkpoint, engine: str) -> Replay | None:
+    """What the engine builds for EAGLE-3; None where the sizes are no whole numbers."""
     config = flat(read.config)
     built = _layer(config, 2)
     taps, width = config.get("num_aux_hidden_states"), config.get("draft_vocab_size")

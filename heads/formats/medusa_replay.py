@@ -12,6 +12,7 @@ from .replay import Replay, needed
 
 
 def rules(read: Checkpoint, engine: str) -> list[str]:
+    """Settings that the engine needs, or reads in another way than they look."""
     config, names = read.config, set(read.tensors)
     faults = needed(config, ("model_type",) if engine == "vllm" else ())
     if engine == "vllm":
@@ -42,6 +43,7 @@ def medusa_part(name: str) -> str:
 
 
 def replay(read: Checkpoint, engine: str) -> Replay | None:
+    """What the engine builds; None where the sizes are no whole numbers."""
     config = read.config
     heads = _last(config, "heads", 5)
     layers = _last(config, "layers", 1)

@@ -14,7 +14,7 @@ from typing import Any
 class Replay:
     """What the engine builds: parameters with shapes, how it renames, and what it may leave out or ignore knowingly."""
 
-    built: dict[str, tuple[int, ...]]
+    built: Mapping[str, tuple[int, ...]]
     rename: Callable[[str], str] = lambda name: name
     optional: frozenset[str] = frozenset()
     ignored: frozenset[str] = frozenset()

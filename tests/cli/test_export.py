@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from treedraft.cli.chains import ChainRow
-from treedraft.cli.engine_run import judge
+from treedraft.cli.engine_run import EngineError, judge, run_vllm
 
 from .conftest import Call
 
@@ -151,3 +151,13 @@ def test_pickles_are_read_on_request_alone(call: Call, ring: Path, heads: Path, 
     assert call(*asked, "--allow-pickle").code == 0
     one, other = (load_file(folder / "heads.safetensors") for folder in (heads, tmp_path / "i"))
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_the_worker_sees_no_module_of_ours(tmp_path: Path) -> None:
+    """Beside the commands stands a profile.py, which Python's own cProfile would import."""
+    python = tmp_path / "python"
+    listing = "print(sorted(os.listdir(os.path.dirname(sys.argv[1]))))"
+    python.write_text(f"#!{sys.executable}\nimport os, sys\n{listing}\nsys.exit(1)\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineError, match=r"\['job\.json', 'vllm_worker\.py'\]"):
+        run_vllm(python, {})

@@ -21,12 +21,8 @@ from treedraft.infer import Target
 
 EXAMPLES = int(os.environ.get("TREEDRAFT_FUZZ", "60"))
 """Inputs of each fuzzed reader; ``make fuzz`` tries many more."""
-fuzzed = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
-    database=None,
-)
+SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
+fuzzed = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=SLOW, database=None)
 CONFIG = {"medusa_num_heads": 1, "medusa_num_layers": 1}
 
 
