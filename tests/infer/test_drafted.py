@@ -183,12 +183,12 @@ def test_the_streams_of_generate_and_of_drafting_are_the_same_puts(ring: Any, ex
 
 PROCESSED: dict[str, dict[str, Any]] = {
     "repetition penalty": {"repetition_penalty": 1.4},
-    "no repeated n-grams": {"no_repeat_ngram_size": 2},
-    "bad words": {"bad_words_ids": [[20], [31, 44]]},
+    "no repeated n-grams": {"no_repeat_ngram_size": 1},
+    "bad words": {"bad_words_ids": [[31, 44], *([i] for i in range(60, 96))]},
     "suppressed": {"suppress_tokens": list(range(40, 60)), "begin_suppress_tokens": [20, 21, 22]},
     "least length": {"eos_token_id": list(range(13, 60)), "min_new_tokens": 5, "pad_token_id": 3},
     "least length in all": {"eos_token_id": list(range(13, 60)), "min_length": 11, "pad_token_id": 3},
-    "forced end": {"forced_eos_token_id": 2, "pad_token_id": 3},
+    "forced end": {"forced_eos_token_id": 30, "eos_token_id": 12, "pad_token_id": 3},
     "biased": {"sequence_bias": [[[30], 2.5], [[31, 32], -3.0]]},
     "allowed": {"prefix_allowed_tokens_fn": lambda row, text: [13 + row, 14 + len(text) % 7, 40 + row]},
     "decaying": {"exponential_decay_length_penalty": (3, 1.5), "eos_token_id": 2, "pad_token_id": 3},
