@@ -120,9 +120,11 @@ def _parse(name: str) -> DrafterName:
 
 def _found(drafter: DrafterName) -> tuple[DrafterName, str]:
     """The drafter with the folder that a hub id stands for, and what is missing of it, in words."""
-    from ..heads import HeadError, find_heads
+    from ..heads import HeadError, find_heads, is_hub_id
 
     if drafter.kind == "folder":
+        if not Path(drafter.argument).is_dir() and not is_hub_id(drafter.argument):
+            return drafter, f"no heads at {drafter.argument}"
         try:
             return DrafterName("folder", str(find_heads(drafter.argument))), ""
         except HeadError as error:

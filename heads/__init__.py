@@ -18,7 +18,7 @@ from .eagle import DEEPEST, Eagle, EagleConfig
 from .eagle3 import Eagle3, Eagle3Config, default_taps
 from .files import HEADS, HeadWarning, build_head, heads_hash, load_head, save_head, target_hash
 from .fill import Steps, fill
-from .hub import find_heads, shipped_tree
+from .hub import find_heads, is_hub_id, shipped_tree
 from .hybrid import Hybrid, HybridConfig, only_dynamic
 from .hydra import Hydra, HydraConfig
 from .layer import LayerShape, Sight
@@ -86,6 +86,7 @@ __all__ = [
     "heads_hash",
     "index_corpus",
     "int8_parts",
+    "is_hub_id",
     "load_head",
     "model_card",
     "only_dynamic",

@@ -26,8 +26,8 @@ def find_heads(name: str | Path) -> Path:
     """
     if Path(name).is_dir():
         return Path(name)
-    found = _HUB_ID.fullmatch(str(name)) if isinstance(name, str) else None
-    if found is None or found["repo"].startswith("."):
+    found = _parse(name)
+    if found is None:
         raise HeadError(f"no heads at {name}: expected a folder that treedraft train wrote, or a hub id org/name")
     here = f"no heads at {name}: there is no such folder, and"
     try:
@@ -39,6 +39,15 @@ def find_heads(name: str | Path) -> Path:
         raise HeadError(f"{here} the hub {reason}") from error
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise HeadError(f"{here} the hub does not give {name}: {error}") from error
+
+
+def is_hub_id(name: str | Path) -> bool:
+    """Whether it could be one: ``org/name``, and no path that starts with a dot or a slash."""
+    return _parse(name) is not None
+
+
+def _parse(name: str | Path) -> re.Match[str] | None:
+    return _HUB_ID.fullmatch(name) if isinstance(name, str) and not name.startswith(".") else None
 
 
 def shipped_tree(folder: str | Path) -> Path | None:

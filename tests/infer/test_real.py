@@ -1,6 +1,7 @@
 """On SmolLM2-135M-Instruct in fp32: drafts change no token, sampled or greedy, alone or in a ragged batch."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from kit import compare, random_heads
 from treedraft.data import render_prompt
 from treedraft.heads import Drafter, Medusa, load_head
-from treedraft.infer import SMOLLM2, Run, Sampling, Target, autoregressive, complete, load_model, load_target
+from treedraft.infer import SMOLLM2, Run, Sampling, Target, autoregressive, complete, drafted, load_model, load_target
 from treedraft.tree import Tree, parse_tree
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -88,3 +89,18 @@ def test_heads_that_are_shipped_draft_well_and_change_no_token(smollm2: Target, 
         result = compare(smollm2, prompt, expected.ids, answer.ids, Sampling(), 0)
         assert result.equal or result.near_tie is not None
     assert run.stats.tau > 1.4
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle3"])
+def test_one_added_argument_to_generate_writes_the_same_text(kind: str) -> None:
+    model, tokenizer = load_model(SMOLLM2, "fp32")
+    way, target = drafted(SHIPPED / kind), Target(model)
+    for question in QUESTIONS[:2]:
+        ids = torch.tensor([render_prompt(tokenizer, [{"role": "user", "content": question}])])
+        asked: Any = {"attention_mask": torch.ones_like(ids), "max_new_tokens": TOKENS, "do_sample": False}
+        plain = model.generate(ids, **asked)[0].tolist()
+        out: Any = model.generate(ids, **asked, custom_generate=way, return_dict_in_generate=True)
+        prompt, found = plain[: ids.shape[1]], out.sequences[0].tolist()
+        verdict = compare(target, prompt, plain[len(prompt) :], found[len(prompt) :], Sampling(), 0)
+        assert verdict.equal or verdict.near_tie is not None
+        assert out.stats.tau > 1
