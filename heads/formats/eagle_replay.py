@@ -149,6 +149,7 @@ def eagle3(read: Checkpoint, engine: str) -> Replay | None:
     if built is None or not all(type(size) is int and 0 < size < 1 << 24 for size in (taps, width)):
         return None
     size, vocab = config["hidden_size"], config["vocab_size"]
+    taps, width = int(taps), int(width or 0)
     built |= {"fc.weight": (size, taps * size), "norm.weight": (size,), "lm_head.weight": (width, size)}
     built |= {f"layers.0.{part}.weight": (size,) for part in ("input_layernorm", "hidden_norm")}
     built |= {f"fc_norm.{i}.weight": (size,) for i in range(taps if config.get("fc_norm") else 0)}

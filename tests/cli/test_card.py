@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import ModelCard
@@ -28,9 +29,10 @@ def test_a_card_has_front_matter_tables_and_licence(
     assert shown.code == 0
     assert "hf upload org/name" in shown.err + shown.out
     card = ModelCard.load(folder / "README.md")
-    assert (card.data.base_model, card.data.license, card.data.library_name) == ("org/base", "mit", "treedraft")
-    assert card.data.datasets == ["org/data"]
-    assert {"speculative-decoding", "medusa"} <= set(card.data.tags)
+    data: Any = card.data
+    assert (data.base_model, data.license, data.library_name) == ("org/base", "mit", "treedraft")
+    assert data.datasets == ["org/data"]
+    assert {"speculative-decoding", "medusa"} <= set(data.tags)
     assert f"| all | {json.loads(tau.read_text())['tau']:.2f} |" in card.text
     assert "Eight rows." in card.text
     assert 'drafted("org/name")' in card.text

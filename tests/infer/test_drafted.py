@@ -271,7 +271,7 @@ def test_greedy_decoding_leaves_the_global_generator_alone(llama: Any, heads: Dr
 
 
 def test_the_users_model_stays_trainable_saveable_and_in_its_mode(heads: Drafted, tmp_path: Path) -> None:
-    model = target("llama_gqa").train()
+    model: Any = target("llama_gqa").train()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     model.generate(ids(PROMPT), custom_generate=heads, max_new_tokens=3)
     assert model.training
@@ -280,7 +280,8 @@ def test_the_users_model_stays_trainable_saveable_and_in_its_mode(heads: Drafted
     assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
     model(ids(PROMPT), labels=ids(PROMPT)).loss.backward()
     model.save_pretrained(tmp_path)
-    assert tf.AutoModelForCausalLM.from_pretrained(tmp_path).generate(ids(PROMPT), max_new_tokens=3).shape == (1, 10)
+    saved: Any = tf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert saved.generate(ids(PROMPT), max_new_tokens=3).shape == (1, 10)
 
 
 @pytest.mark.parametrize("pack", [True, False])
@@ -389,7 +390,7 @@ def test_a_streamer_for_several_rows_is_refused(llama: Any, heads: Drafted) -> N
 
 
 def test_criteria_for_several_rows_need_an_end_token(heads: Drafted) -> None:
-    model = target("llama_gqa")
+    model: Any = target("llama_gqa")
     model.generation_config.eos_token_id = None
     with pytest.raises(GenerationError, match="without an end token"):
         model.generate(ids(PROMPT, PROMPT), custom_generate=heads, stopping_criteria=[_Sum()], max_new_tokens=3)

@@ -93,7 +93,8 @@ def test_heads_that_are_shipped_draft_well_and_change_no_token(smollm2: Target, 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_one_added_argument_to_generate_writes_the_same_text(kind: str) -> None:
-    model, tokenizer = load_model(SMOLLM2, "fp32")
+    loaded, tokenizer = load_model(SMOLLM2, "fp32")
+    model: Any = loaded
     way, target = drafted(SHIPPED / kind), Target(model)
     for question in QUESTIONS[:2]:
         ids = torch.tensor([render_prompt(tokenizer, [{"role": "user", "content": question}])])
