@@ -51,8 +51,9 @@ def load(settings: dict[str, Any]) -> Decode:
         options["prompt_lookup_num_tokens"] = settings["lookup_tokens"]
     if settings["mode"] == "compiled":
         cache = StaticCache(config=model.config, max_cache_len=settings["longest"] + settings["max_new_tokens"])
-        options["compile_config"] = CompileConfig(fullgraph=False)
-        options["compile_config"]._compile_all_devices = True  # pyright: ignore # without it, generate compiles on accelerators only
+        everywhere: Any = CompileConfig(fullgraph=False)
+        everywhere._compile_all_devices = True  # without it, generate compiles on accelerators only
+        options["compile_config"] = everywhere
     else:
         model.register_forward_pre_hook(count)  # under a compiled model it would be traced
 

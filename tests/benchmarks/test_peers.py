@@ -208,6 +208,7 @@ def test_a_worker_process_answers_is_stopped_between_turns_and_says_why_it_ended
         worker.close()
 
 
+@pytest.mark.slow
 def test_real_engines_answer_and_one_that_is_not_there_is_a_line_of_the_table(tmp_path: Path):
     ring = tmp_path / "ring"
     markov_ring().save_pretrained(ring)
