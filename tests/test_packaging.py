@@ -114,11 +114,17 @@ def test_every_imported_package_is_a_declared_dependency(project: dict, tracked:
     declared = {_normal(Requirement(line).name) for line in needed}
     owners = packages_distributions()
     missing = []
-    engines = ("benchmarks/workers/", "benchmarks/environments/", "cli/vllm_worker.py")  # these run in others' environments
+    engines = (
+        "benchmarks/workers/",
+        "benchmarks/environments/",
+        "cli/vllm_worker.py",
+    )  # these run in others' environments
     scripts = {file.stem for file in (ROOT / "benchmarks").glob("*.py")}
     for name in (name for name in tracked if name.endswith(".py") and not name.startswith(engines)):
         beside = {file.stem for file in (ROOT / name).parent.glob("*.py")}
-        for module in _absolute_imports(ROOT / name) - {"treedraft", "kit"} - beside - scripts - sys.stdlib_module_names:
+        for module in (
+            _absolute_imports(ROOT / name) - {"treedraft", "kit"} - beside - scripts - sys.stdlib_module_names
+        ):
             possible = [BROUGHT_ALONG[module]] if module in BROUGHT_ALONG else owners.get(module, [module])
             if not declared & {_normal(owner) for owner in possible}:
                 missing.append(f"{name} imports {module}")
