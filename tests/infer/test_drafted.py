@@ -118,7 +118,7 @@ def test_rows_that_end_early_are_padded_as_generate_pads_them(ring: Any, exact: 
         {"eos_token_id": [77, 31, 35]},
         {"stopping_criteria": [tf.StopStringCriteria(_stoppable(), ["w21 w22"])]},
     ],
-    ids=str,
+    ids=lambda options: ", ".join(options),
 )
 def test_a_run_is_cut_where_generate_cuts_it(ring: Any, exact: Drafted, options: dict[str, Any]) -> None:
     plain, found = both(ring, exact, ids([20, 21]), **options)
