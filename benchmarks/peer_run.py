@@ -55,6 +55,7 @@ class Process:
         """Starts ``command`` with the settings as its last argument and waits until it is loaded. Raises PeerError."""
         threads = str(settings["threads"])
         surroundings = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        surroundings.pop("PYTHONSAFEPATH", None)  # workers import what lies beside them
         try:
             with log.open("w") as errors:
                 process = subprocess.Popen(

@@ -210,6 +210,8 @@ def _measure(
             book.write({"peer": name, **worker.facts})
             workers[name] = worker
             locks.breathe()
+        if not workers:
+            raise PeerError("none of the peers could be started, see above")
         with tqdm(total=len(ids) * repeats, desc="peers", unit="prompt", disable=None) as bar:
             interleave(workers, ids, repeats, book, locks.breathe, bar.update)
         book.write(_machine_speed(book.lines[0]["settings"]["dtype"]))

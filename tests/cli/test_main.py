@@ -33,7 +33,7 @@ def test_the_help_of_a_command_ends_with_an_example_of_it(call: Call, command: s
 def test_shared_options_mean_the_same_everywhere(call: Call, command: str):
     meanings = {
         "--target": "The frozen model",
-        "--heads": "Folder of trained heads, or none",
+        "--heads": "Folder of trained heads",
         "--tree": "Shape of the drafts",
         "--max-new-tokens": "Most tokens to write",
         "--temperature": "Sampling temperature",
