@@ -10,34 +10,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from treedraft.heads import native
 from treedraft.infer import Target, load_model, machine, versions
-from treedraft.infer.masks import causal_ancestors
-from treedraft.tree import Tree
+from treedraft.infer.timing import forwards_over
 
 SIZES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
-
-
-def forward_over(target: Target, context: int, nodes: int) -> Callable[[], object]:
-    """A forward over a chain of ``nodes`` behind ``context`` cached tokens, nothing committed."""
-    generator = torch.Generator().manual_seed(0)
-    cache = target.new_cache(1, context + nodes)
-    text = torch.randint(0, target.vocab_size, (1, context), generator=generator).to(target.device)
-    counts = torch.tensor([context], device=target.device)
-    positions = torch.arange(context, device=target.device)[None]
-    target.forward(text, positions, causal_ancestors(counts, context), cache, keep=counts[:, None] - 1)
-    cache.append([context])
-    draft = Tree.chain(nodes - 1).draft(text[:, :nodes])
-    return lambda: target.forward(draft.tokens, context + draft.depth, draft.ancestors, cache)
 
 
 def main(
@@ -55,8 +40,9 @@ def main(
     }
     table = Table("n", *(f"{name}, ms" for name in models), "compiled T(n)/T(1)")
     medians: dict[str, list[float]] = {name: [] for name in models}
+    forwards = {name: forwards_over(model, 1, context, SIZES) for name, model in models.items()}
     for nodes in SIZES:
-        runs = {name: forward_over(model, context, nodes) for name, model in models.items()}
+        runs = {name: of_sizes[nodes] for name, of_sizes in forwards.items()}
         seconds: dict[str, list[float]] = {name: [] for name in runs}
         for _ in range(repeats):
             for name, run in runs.items():

@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from treedraft.cli.parts import fit_heads, open_parts, prompt_ids, read_some_prompts
-from treedraft.cli.speed import Decode, Timing, now
+from treedraft.cli.speed import Decode, Timing
 from treedraft.infer import Run, Sampling, generate, machine, row_seed, versions
+from treedraft.infer.timing import now
 from treedraft.tree import Reliability, Schedule
 
 TIMED = ("offer", "next_level", "admit", "learn", "begin", "drafts")

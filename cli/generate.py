@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,7 +38,7 @@ from .options import (
     Turns,
     TurnsName,
 )
-from .parts import Parts, open_parts, prompt_ids, read_some_prompts
+from .parts import Parts, next_turn, open_parts, prompt_ids, read_some_prompts
 from .rules import note_rule
 
 if TYPE_CHECKING:
@@ -130,8 +130,7 @@ def _answer_in_turns(
         run.completions.clear()
         _answer(parts, todo, answers, {**options, "run": run}, coloured, alone=len(first) == 1 and turn == 1)
         place, turn = place + len(asked), turn + 1
-        followed = [prompt.answered(answers.rows[prompt.id]["text"]) for prompt in asked if prompt.follow_ups]
-        asked = [replace(p, id=f"{p.id}, turn {turn}") for p in followed if p is not None]
+        asked = next_turn(asked, [answers.rows[prompt.id]["text"] for prompt in asked], turn)
     _print_closing(run, time.perf_counter() - start, found)
 
 

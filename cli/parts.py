@@ -131,9 +131,14 @@ def in_turns(
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
         )
-        following = [prompt.answered(answer.text) for (_, prompt), answer in zip(latest, answers, strict=True)]
         turn += 1
-        named = [replace(prompt, id=f"{prompt.id}, turn {turn}") for prompt in following if prompt is not None]
-        latest = list(enumerate(named, len(asked)))
-        asked += named
+        following = next_turn([prompt for _, prompt in latest], [answer.text for answer in answers], turn)
+        latest = list(enumerate(following, len(asked)))
+        asked += following
     return asked
+
+
+def next_turn(prompts: Sequence[Prompt], answers: Sequence[str], turn: int) -> list[Prompt]:
+    """The follow-ups of the prompts that have some, in the history of these answers, named by ``turn``."""
+    answered = (prompt.answered(answer) for prompt, answer in zip(prompts, answers, strict=True))
+    return [replace(prompt, id=f"{prompt.id}, turn {turn}") for prompt in answered if prompt is not None]

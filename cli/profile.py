@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ..infer import Run, complete
-from .speed import now
+from ..infer.timing import now
 
 if TYPE_CHECKING:
     from ..heads import Drafter

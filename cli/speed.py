@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -12,6 +11,7 @@ from torch import Tensor
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from ..infer import GenerationError, Run, Sampling, Stats, generate, row_seed
+from ..infer.timing import now
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -222,10 +222,3 @@ def _hf_settings(request: Request) -> dict[str, Any]:
 def _speed(timings: Sequence[Timing]) -> float:
     seconds = sum(t.seconds for t in timings)
     return sum(t.tokens for t in timings) / seconds if seconds else 0.0
-
-
-def now(device: torch.device) -> float:
-    """Seconds, once all that was asked of the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()

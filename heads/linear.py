@@ -105,6 +105,8 @@ def int8_parts(weight: Tensor) -> tuple[Tensor, Tensor] | None:
     """
     if weight.dtype != torch.float32:
         return None
+    if len(weight) > 1 and int8_parts(weight[:1]) is None:
+        return None  # one row tells of nearly any other weight, without reading all of it at each load
     largest = weight.abs().amax(1)
     scale = torch.where(largest > 0, largest / 127, 1.0)
     if not torch.equal(scale.bfloat16().float(), scale):

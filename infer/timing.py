@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,12 @@ def measure_costs(
 
 def _forwards(target: Target, batch: int, context: int, plan: Plan, progress: Progress) -> ForwardCost:
     sizes = plan.sizes(batch)
+    seconds = _in_turns(forwards_over(target, batch, context, sizes), plan.repeats, target.device, progress)
+    return ForwardCost(batch, context, sizes, tuple(seconds[n] for n in sizes))
+
+
+def forwards_over(target: Target, batch: int, context: int, sizes: Sequence[int]) -> dict[int, Callable[[], object]]:
+    """For each n a forward over a chain of n tokens behind ``context`` cached ones, nothing committed."""
     cache = target.new_cache(batch, context + max(sizes))
     text = _text(target, batch, context)
     counts = torch.full((batch,), context, device=target.device)
@@ -86,9 +92,7 @@ def _forwards(target: Target, batch: int, context: int, plan: Plan, progress: Pr
     target.forward(text, positions, causal_ancestors(counts, context), cache, keep=counts[:, None] - 1)
     cache.append([context] * batch)
     drafts = {n: Tree.chain(n - 1).draft(text[:, :1].repeat(1, n)) for n in sizes}
-    runs = {n: _forward(target, draft, context, cache) for n, draft in drafts.items()}
-    seconds = _in_turns(runs, plan.repeats, target.device, progress)
-    return ForwardCost(batch, context, sizes, tuple(seconds[n] for n in sizes))
+    return {n: _forward(target, draft, context, cache) for n, draft in drafts.items()}
 
 
 def _forward(target: Target, draft: Any, context: int, cache: Any) -> Callable[[], object]:
@@ -147,15 +151,16 @@ def _in_turns(
     seconds: dict[Any, list[float]] = {name: [] for name in runs}
     for repeat in range(repeats + 1):
         for name, run in runs.items():
-            start = _now(device)
+            start = now(device)
             run()
             if repeat:
-                seconds[name].append(_now(device) - start)
+                seconds[name].append(now(device) - start)
                 progress(1)
     return {name: statistics.median(spent) for name, spent in seconds.items()}
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
+    """Seconds, once all that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
